@@ -43,7 +43,8 @@ MAX_HOLDS = 100
 _CONFLICT: dict[Conflict, bytes] = {"keep": b"k", "replace": b"r", "extend": b"e"}
 UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d"}
 _UNTIL_OF = {written: until for until, written in UNTIL.items()}
-_HEAD = struct.Struct(">16sBccQQH")
+#: A hold without its names. Only scripts read who holds it, and the TTL.
+_HEAD = struct.Struct(">17xcc8xQH")
 _CLAIM = struct.Struct(">16s16sBcQc")
 
 
@@ -63,21 +64,16 @@ class Hold:
     """The record of a unique key.
 
     Attributes:
-        message_key: of the task that holds it, see `codec.message_key`.
-        turn: see `Holder`.
         until: how long the task holds it.
         waits: whether the task waits in a delayed queue, or did when it was asked last.
-        ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
-        ends_ms: until when that is, unix time in ms; 0 while it waits.
+        ends_ms: until when the key outlives the task in its queue or a worker, if nobody gives it up, unix time in ms;
+            0 while it waits.
         broker_list: the list that the task is, or was, on its way to.
         task_id: of the task.
     """
 
-    message_key: bytes
-    turn: int
     until: Until
     waits: bool
-    ttl_ms: int
     ends_ms: int
     broker_list: str
     task_id: str
@@ -87,12 +83,12 @@ class Hold:
         """Read a hold; None if it is not one."""
         if len(raw) < _HEAD.size:
             return None
-        message_key, turn, until, state, ttl_ms, ends_ms, size = _HEAD.unpack_from(raw)
+        until, state, ends_ms, size = _HEAD.unpack_from(raw)
         names = raw[_HEAD.size :]
         if until not in _UNTIL_OF or len(names) < size:
             return None
         name, task_id = (part.decode("utf-8", "replace") for part in (names[:size], names[size:]))
-        return cls(message_key, turn, _UNTIL_OF[until], state == b"w", ttl_ms, ends_ms, name, task_id)
+        return cls(_UNTIL_OF[until], state == b"w", ends_ms, name, task_id)
 
 
 @dataclass(frozen=True)

@@ -293,7 +293,8 @@ class Entries:
                 if not entry.is_stored:
                     whole = replace(self._definitions.new_record(entry.definition, record.since_ms), last=record.last)
                 # Not its state in the former queue: a failover may undo what it has sent there, see `gather`.
-                changes.append((name, raw, whole.to(queue)))
+                earlier = sorted({*whole.queues} - {queue})
+                changes.append((name, raw, replace(whole, queue=queue, earlier=earlier)))
                 states[name] = there
         written: set[str] = set()
         refused = {}

@@ -45,10 +45,6 @@ class Record:
         """Return the bytes to store."""
         return _dump({name: getattr(self, name) for name in _FIELDS}).encode()
 
-    def to(self, queue: str) -> Record:
-        """Return the record with another queue."""
-        return replace(self, queue=queue, earlier=sorted({*self.queues} - {queue}))
-
     def lean(self) -> Record:
         """Return the record without the parts that need much memory."""
         return replace(self, definition=None, raw=b"", earlier=self.earlier or ())

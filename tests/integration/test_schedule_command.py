@@ -6,6 +6,7 @@ import json
 import re
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 
@@ -116,7 +117,7 @@ def test_an_entry_whose_time_is_past_is_late(app: Celery, command: Command, brok
     for name, past_s in (("late", 20), ("planned", 2)):
         well(command("add", name, "note", "60"))
         raw = store.record(name)
-        assert store.write_record(name, raw, Record.parse(raw).to("celery"))
+        assert store.write_record(name, raw, replace(Record.parse(raw), queue="celery"))
         state = State("f", "planner", round((time.time() - past_s) * 1000), "id")
         broker_client.hset(store.queue("celery").keys.schedule, name, state.dump())
     assert [entry.status for entry in app.delayq.schedule] == ["late", "planned"]

@@ -73,7 +73,10 @@ class TestOffer:
     def test_the_first_one_waits_and_holds(self, mirrored: DelayedQueue) -> None:
         assert offered(mirrored, "one") == Offered("stored", alone=True, task_id="one")
         assert waiting(mirrored) == [(LATER, b"one")]
-        assert record(mirrored) == Hold(codec.message_key("one"), 0, "due", True, 60_000, 0, "q", "one")
+        assert record(mirrored) == Hold("due", True, 0, "q", "one")
+        raw = mirrored.client.hget(mirrored.keys.holds, unique_of(KEY))
+        assert isinstance(raw, bytes)
+        assert raw.startswith(codec.message_key("one") + b"\0ww" + (60_000).to_bytes(8, "big"))
         (entry,) = mirrored.find("one")
         found = codec.OfferId.from_bytes(entry.id)
         assert found is not None
