@@ -50,9 +50,8 @@ def _naming(key: str) -> Iterator[None]:
     except redis.ResponseError as exc:
         if "WRONGTYPE" not in str(exc):  # not startswith: Redis 6.2 puts the place in the script first
             raise
-        raise redis.ResponseError(
-            f"WRONGTYPE: {key} is not a HASH; another program wrote it. Delete or rename it"
-        ) from exc
+        text = f"WRONGTYPE: {key} is not a HASH; another program wrote it. Delete or rename it"
+        raise redis.ResponseError(text) from exc
 
 
 class ScheduleStore:
@@ -319,10 +318,8 @@ class ScheduleStore:
         try:
             if time.monotonic() >= self._hurried_until.get(queue, 0.0):
                 (reply,) = run_each(self._keeper, write)
-                if self._is_away(reply, key):
-                    raise NodeLost(str(reply))
                 if isinstance(reply, Exception):
-                    raise reply
+                    raise NodeLost(str(reply)) if self._is_away(reply, key) else reply
                 return bool(reply.outcome == scripts.DONE if isinstance(stored, Seen) else reply[0])
         except NotReplicated:
             self._hurried_until[queue] = time.monotonic() + _HURRIED_S

@@ -209,8 +209,11 @@ class Fetchers:
         """Record that a server had messages: the others are asked first."""
         self._found_at = time.monotonic()
         fetcher.empty_since = None
-        if self._fetchers.get(fetcher.server) is fetcher:
-            self._fetchers[fetcher.server] = self._fetchers.pop(fetcher.server)
+        if self._fetchers.get(fetcher.server) is fetcher:  # a new dict: another thread may look at it, see `unsettle`
+            self._fetchers = {**self._without(fetcher), fetcher.server: fetcher}
+
+    def _without(self, fetcher: Fetcher) -> dict[str, Fetcher]:
+        return {server: other for server, other in self._fetchers.items() if other is not fetcher}
 
     def send_acks(self, *, is_busy: bool) -> bool:
         """Send the acknowledgements that wait, unless more will follow soon; see `Conversation.flush`."""

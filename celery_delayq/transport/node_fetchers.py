@@ -137,7 +137,7 @@ class NodeFetchers(Fetchers):
     # -- a node that is lost
 
     def _end(self, fetcher: Fetcher) -> None:
-        self._fetchers.pop(fetcher.server, None)
+        self._fetchers = self._without(fetcher)
         self._wait_no_more(fetcher.server)
         fetcher.abandon()
         if self._channel.connection is not None:
