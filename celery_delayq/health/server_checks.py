@@ -156,9 +156,12 @@ def check_replication(server: Server, *, replicas: int = 0, has_sentinel: bool =
 
 def replication_of(app: Any, channel: Any) -> dict[str, Any]:
     """Return what `check_replication` has to know of an app and a channel of our transport, by the names there."""
-    # Not the option of the channel: a check waits for no replica.
+    # Not the option of the channel: a check waits for no replica. That it is no number is what `check_options` finds.
     replicas = app.conf.broker_transport_options.get("replicas", 0)
-    return {"replicas": replicas, "has_sentinel": isinstance(channel, SentinelChannel)}
+    return {
+        "replicas": replicas if isinstance(replicas, int) else 0,
+        "has_sentinel": isinstance(channel, SentinelChannel),
+    }
 
 
 def _replication_problems(server: Server, connected: int, replicas: int, has_sentinel: bool) -> Iterator[Finding]:

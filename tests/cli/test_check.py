@@ -275,6 +275,13 @@ def test_settings_without_a_connection(ledger_url: str) -> None:
     assert [line["level"] for line in done.lines()] == ["error", "error", "note"]
 
 
+def test_an_option_of_a_wrong_type(broker_url: str, ledger_url: str) -> None:
+    with publisher(broker_url, ledger_url, broker_transport_options={"replicas": "2"}) as app:
+        done = run(app, "check", "--json")
+    (finding,) = [line for line in found(done, "settings") if line["level"] == "error"]
+    assert "replicas" in finding["message"]
+
+
 @pytest.mark.parametrize("arguments", [[], ["--max-overdue", "60"]])
 @pytest.mark.parametrize("url", ["delayq://127.0.0.1:1/0", "delayq+cluster://127.0.0.1:1", "redis://127.0.0.1:1/0"])
 def test_a_broker_that_cannot_be_used_is_a_line(ledger_url: str, url: str, arguments: list[str]) -> None:
