@@ -134,7 +134,7 @@ class SentinelWatch(LoopThread):
     @property
     def listens(self) -> bool:
         """Whether it listens, or will soon, in this process."""
-        return not self._stopping and self._pid == os.getpid() and self.is_alive()
+        return not self.is_stopping and self._pid == os.getpid() and self.is_alive()
 
     def run(self) -> None:
         """Listen until no connection to a master is left. Never raises for server or network errors."""
@@ -146,7 +146,7 @@ class SentinelWatch(LoopThread):
                     self._listen(redis.Redis(connection_pool=pool))
             except Exception as exc:
                 self._pools.append(self._pools.pop(0))
-                if not self._stopping:
+                if not self.is_stopping:
                     self.outage.begins(exc)
             finally:
                 pool.disconnect()
@@ -156,8 +156,8 @@ class SentinelWatch(LoopThread):
             self._needed_at = time.monotonic()
         elif time.monotonic() > self._needed_at + _IDLE_S:
             # Whoever connects from now on starts another one. Whoever has connected just before needs this one.
-            self._stopping = True
-            self._stopping = not is_any(Managed)
+            self.is_stopping = True
+            self.is_stopping = not is_any(Managed)
         return self.listens
 
     def _listen(self, sentinel: redis.Redis) -> None:

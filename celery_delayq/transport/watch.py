@@ -54,19 +54,19 @@ class NodesWatch(LoopThread):
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the watch, see `LoopThread`."""
-        self._stopping = True
+        self.is_stopping = True
         self._waker.wake()
         super().stop(timeout_s)
 
     def run(self) -> None:
         """Watch until `stop()` is called. Never raises for server or network errors."""
-        while not self._stopping:
+        while not self.is_stopping:
             is_hurried, self._is_hurried = self._is_hurried, False
             try:
                 self._look()
                 self.outage.ends()
             except Exception as exc:
-                if not self._stopping:
+                if not self.is_stopping:
                     self.outage.begins(exc)
             ready([self._waker], [], _SOON_S if self._lost or is_hurried or hanging.is_any_late() else _LOOK_S)
             self._waker.drain()
