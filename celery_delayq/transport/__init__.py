@@ -68,7 +68,7 @@ from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import close_sentinels
 from celery_delayq.transport.loops import Loops
 from celery_delayq.transport.poller import Poller
-from celery_delayq.transport.program import Program, WithoutWorker
+from celery_delayq.transport.program import Program
 from celery_delayq.transport.publisher import Publisher
 from celery_delayq.transport.replicas import NotReplicated
 from celery_delayq.transport.stations import Stations
@@ -136,7 +136,7 @@ class Transport(kombu_redis.Transport):
         #: What ends with this transport, if it is collected and nobody has closed it.
         self._to_end: weakref.WeakSet[Consumer | TransferLoop] = weakref.WeakSet()
         weakref.finalize(self, _end, self._to_end).atexit = False
-        self._program: Program = WithoutWorker()
+        self._program = Program()
         self._has_event_loop = False
         ensure_tls(client)
         name_whole(client)

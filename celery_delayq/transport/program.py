@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import redis
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from celery_delayq.queue.scripts import Transferred
 
 
-class Program(Protocol):
+class Program:
     """A connection asks it, and tells it what happens. The answers here are those of a program without a worker.
 
     Attributes:
@@ -89,7 +89,3 @@ class Program(Protocol):
     def chores(self, client: redis.Redis, serves: Callable[[str], bool]) -> None:
         """Do what needs a connection, and can wait."""
         return
-
-
-class WithoutWorker(Program):
-    """A program without Celery's worker."""
