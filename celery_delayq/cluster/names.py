@@ -34,19 +34,18 @@ def is_tagged(name: str) -> bool:
     return bool(brace) and rest.find("}") > 0
 
 
-def priority_list(queue: str, suffix: str) -> str:
-    """Return the name of a queue's list for a priority. It is in the hash slot of the queue.
+def priority_list(queue: str, suffix: str, keyprefix: str = "") -> str:
+    """Return the name of a queue's list for a priority, without `keyprefix`. It is in the hash slot of the queue.
 
     Source: kombu 5.7 `transport.redis.Channel._q_for_pri`, which adds no braces.
 
     Args:
-        queue: the queue; with `global_keyprefix`, since that is what decides about the slot. A channel that adds the
-            prefix in front of the result again does no harm, unless the prefix has braces: see `is_tagged`.
+        queue: the queue.
         suffix: kombu's separator and the priority; empty for priority 0.
+        keyprefix: the `global_keyprefix`: it takes part in deciding about the slot, so it is within the braces, too.
     """
-    if not suffix or is_tagged(queue):
-        return f"{queue}{suffix}"
-    return f"{{{queue}}}{suffix}"
+    full = f"{keyprefix}{queue}"
+    return f"{queue}{suffix}" if not suffix or is_tagged(full) else f"{{{full}}}{suffix}"
 
 
 def queue_of(plain: str, keyprefix: str = "") -> str:
@@ -101,8 +100,7 @@ def keys_of(name: str, keyprefix: str = "") -> Iterator[str]:
         keyprefix: the `global_keyprefix`.
     """
     full = f"{keyprefix}{name}"
-    for_priority = f"{name}{_SUFFIX}" if is_tagged(full) else priority_list(full, _SUFFIX)
-    for broker_list in (full, f"{keyprefix}{for_priority}"):
+    for broker_list in (full, f"{keyprefix}{priority_list(name, _SUFFIX, keyprefix)}"):
         keys = QueueKeys.of(broker_list)
         yield from astuple(keys)
         yield keys.in_flight(_CONSUMER)

@@ -20,7 +20,6 @@ from celery_delayq.transport.keyed import (
     UNIQUE_PROPERTY,
     Claiming,
     throttle_of,
-    throttled,
     unique_of,
 )
 
@@ -116,7 +115,7 @@ class SendTask:
             if not isinstance(throttle, Throttle):
                 raise ConfigurationError(f"throttle must be Throttle(...), or None for none, not {throttle!r}")
             turns = throttle.key_of(name, getattr(task, "run", None), args, kwargs)
-            options[THROTTLE_PROPERTY] = throttled(turns, throttle)
+            options[THROTTLE_PROPERTY] = {"key": turns, "rate": throttle.rate}
         given = options.pop("unique", _NOT_GIVEN)
         on_conflict = options.pop("on_conflict", None)
         default = _default_of(task)

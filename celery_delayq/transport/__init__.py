@@ -246,7 +246,17 @@ class Transport(kombu_redis.Transport):
             redis.ConnectionError: the server is away, has no connection left, or refuses writes for now.
         """
         try:
-            return self._establish_connection()
+            connection = super().establish_connection()
+            if not getattr(self.client, "may_be_replica", False):
+                channel = self._avail_channels[-1]
+                try:
+                    channel.check_writable()
+                except Exception:
+                    self._avail_channels.remove(channel)
+                    channel.close()
+                    self.disconnect_pool()
+                    raise
+            return connection
         except exceptions.ResponseError as exc:
             if isinstance(exc, NOT_SERVING) or not passing_refusal(exc):
                 raise
@@ -256,19 +266,6 @@ class Transport(kombu_redis.Transport):
                 raise
             text = f"{exc}, as its setting maxclients says. Raise it, or see docs/limits.md"
             raise exceptions.ConnectionError(text) from exc
-
-    def _establish_connection(self) -> Any:
-        connection = super().establish_connection()
-        if not getattr(self.client, "may_be_replica", False):
-            channel = self._avail_channels[-1]
-            try:
-                channel.check_writable()
-            except Exception:
-                self._avail_channels.remove(channel)
-                channel.close()
-                self.disconnect_pool()
-                raise
-        return connection
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:
         """Deliver messages from an event loop, see kombu."""

@@ -20,7 +20,7 @@ from redis.retry import Retry
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.basics.weak import call_of
 from celery_delayq.cluster.client import Routed
-from celery_delayq.cluster.names import check_name, is_tagged, priority_list, queue_of
+from celery_delayq.cluster.names import check_name, priority_list, queue_of
 from celery_delayq.cluster.node import Address, pool_at
 from celery_delayq.cluster.pipeline import RoutedPipeline
 from celery_delayq.cluster.topology import PATIENCE_S, Topology
@@ -85,12 +85,7 @@ class ClusterChannel(DelayedChannel):
     def _q_for_pri(self, queue: str, pri: int) -> str:
         """Return the name of a queue's list for a priority, see kombu. All lists of a queue share its slot."""
         step = self.priority(pri)
-        if not step:
-            return queue
-        full = f"{self.global_keyprefix}{queue}"
-        if is_tagged(full):
-            return f"{queue}{self.sep}{step}"
-        return priority_list(full, f"{self.sep}{step}")
+        return priority_list(queue, f"{self.sep}{step}" if step else "", self.global_keyprefix)
 
     def queue_of(self, plain: str) -> str:
         """Return the queue of a list for a priority, see `_q_for_pri`."""

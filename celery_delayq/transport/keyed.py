@@ -49,11 +49,6 @@ def claiming_of(message: Mapping[str, Any]) -> Claiming | None:
     return found if isinstance(found, Claiming) else None
 
 
-def throttled(key: str, throttle: Throttle) -> dict[str, Any]:
-    """Return the property of a message that takes turns."""
-    return {"key": key, "rate": throttle.rate}
-
-
 def throttle_of(found: Any) -> Throttle | None:
     """Return what a message's property says; None if there is none, or somebody else wrote it."""
     if not isinstance(found, dict) or not found.get("key"):

@@ -21,10 +21,6 @@ from celery_delayq.basics.descriptors import all_known, remember
 from celery_delayq.queue.connections import is_full, passing_refusal, was_silent
 
 
-def _connections() -> list[Known]:
-    return [it for it in all_known() if isinstance(it, Known)]
-
-
 def is_any(kind: type) -> bool:
     """Return whether a known connection of a kind still exists, open or not. Safe in any thread."""
     return any(isinstance(it, kind) for it in all_known())
@@ -35,9 +31,9 @@ def leave(host: str, port: int) -> int:
     from celery_delayq.transfer.thread import interrupt  # which a producer need not load
 
     ended = 0
-    for connection in _connections():
-        if connection.is_to(host, port):
-            sock = connection._sock
+    for it in all_known():
+        if isinstance(it, Known) and (getattr(it, "host", None), int(getattr(it, "port", 0) or 0)) == (host, port):
+            sock = it._sock
             interrupt(sock)
             ended += sock is not None
     return ended
@@ -59,10 +55,6 @@ class Known:
         # By its name: kombu 5.6 leaves it out if neither a class nor one of its bases takes it, and looks no further.
         super().__init__(*args, health_check_interval=health_check_interval, **kwargs)  # type: ignore[call-arg]
         remember(self)
-
-    def is_to(self, host: str, port: int) -> bool:
-        """Return whether it is a connection to a server."""
-        return (getattr(self, "host", None), int(getattr(self, "port", 0) or 0)) == (host, port)
 
     def connect(self) -> Any:
         """Connect, see redis-py, whose pools call this whenever they hand out a connection.

@@ -57,9 +57,6 @@ class _Reading:
         found: Any = self.connection.read_response(disable_decoding=True)
         return found and bytes(found[1])
 
-    def disconnect(self) -> None:
-        self.connection.disconnect()
-
 
 class Replies:
     """Those of one channel. For the consuming thread.
@@ -159,4 +156,4 @@ class Replies:
         reading = self._readings.pop(queue)
         if self._channel.connection is not None:
             self._channel.connection.cycle.remove_slot(reading)
-        reading.disconnect()
+        reading.connection.disconnect()

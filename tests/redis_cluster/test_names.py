@@ -25,7 +25,7 @@ def _lists(name: str, keyprefix: str, suffixes: Iterable[str]) -> set[str]:
     full = keyprefix + name
     found = {full}
     for suffix in suffixes:
-        found.add(f"{full}{suffix}" if is_tagged(full) else f"{keyprefix}{priority_list(full, suffix)}")
+        found.add(f"{keyprefix}{priority_list(name, suffix, keyprefix)}")
     return found
 
 
