@@ -25,7 +25,7 @@ from celery_delayq.cli.output import add_columns, new_table, print_json, print_r
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import shown
 from celery_delayq.queue import orphans as orphaned
-from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan

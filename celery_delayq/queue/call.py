@@ -75,6 +75,19 @@ class Call(Generic[T]):
         return self.read(reply)
 
 
+@dataclass(frozen=True)
+class Attempt:
+    """A publication that its publisher repeats if it misses the reply; what makes it the same one: `lua/lib/once.lua`.
+
+    Attributes:
+        publisher: names the record of what it stored last, see `QueueKeys.published`.
+        token: 16 bytes, the same ones each time that it is repeated.
+    """
+
+    publisher: str
+    token: bytes
+
+
 def run_each(client: redis.Redis, calls: Sequence[Call[T]]) -> list[T | Exception]:
     """Run scripts in one round trip, or in two. Atomic only for each call.
 

@@ -15,7 +15,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec, keys, scripts
-from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.holds import Claim, Offered, Pace, offer_throttled, offer_unique
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE, Transferred

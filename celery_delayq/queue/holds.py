@@ -20,8 +20,7 @@ import redis
 from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec
-from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.call import Call, load
+from celery_delayq.queue.call import Attempt, Call, load
 from celery_delayq.queue.keys import QueueKeys
 
 #: Size in bytes of what represents a unique key.
@@ -228,7 +227,7 @@ def offer_unique(
         claim.ttl_ms,
         _CONFLICT[claim.conflict],
     )
-    record = keys.published("") if attempt is None else attempt.record(keys)
+    record = keys.published("" if attempt is None else attempt.publisher)
     names: list[str] = [*keys.waiting, keys.holds, keys.queue, record]
     args: list[bytes | str | int] = [
         "" if due_ms is None else due_ms,
@@ -268,7 +267,7 @@ def offer_throttled(
     names: list[str] = [*keys.waiting, pace.turns(keys)]
     args: list[bytes | str | int] = [due, pace.interval_us, message_key, payload, int(mirrored), keys.channel, tail]
     if attempt is not None:
-        names.append(attempt.record(keys))
+        names.append(keys.published(attempt.publisher))
         args.append(attempt.token)
     return Call(load("offer_throttled"), names, args, lambda reply: (int(reply[0]), bool(reply[1])))
 

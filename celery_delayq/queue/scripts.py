@@ -13,8 +13,7 @@ from typing import Any, Literal
 import redis
 
 from celery_delayq.queue import holds
-from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.call import Call, load
+from celery_delayq.queue.call import Attempt, Call, load
 from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.keys import QueueKeys
 
@@ -84,14 +83,14 @@ def offer(
     names: list[str] = [*keys.waiting]
     args: list[bytes | str | int] = [due, delay_ms, message_key, payload, int(mirrored), keys.channel]
     if attempt is not None:
-        names.append(attempt.record(keys))
+        names.append(keys.published(attempt.publisher))
         args.append(attempt.token)
     return Call(load("offer"), names, args, lambda reply: (int(reply[0]), bool(reply[1])))
 
 
 def publish(keys: QueueKeys, *, message: bytes, attempt: Attempt) -> Call[bool]:
     """Put a message to the back of the broker list; see `publish.lua`. Returns False if it was stored before."""
-    return Call(load("publish"), (keys.queue, attempt.record(keys)), (message, attempt.token), bool)
+    return Call(load("publish"), (keys.queue, keys.published(attempt.publisher)), (message, attempt.token), bool)
 
 
 def offer_fetched(

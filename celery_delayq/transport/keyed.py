@@ -10,7 +10,7 @@ from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.options.throttle import Throttle
 from celery_delayq.options.unique import For, OnConflict, Unique
 from celery_delayq.queue import scripts
-from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import entry_of
 from celery_delayq.queue.holds import MAX_HOLDS, Claim, Conflict, Holder, Offered, Pace, Until, hold

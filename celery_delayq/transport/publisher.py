@@ -14,7 +14,7 @@ import time
 import weakref
 from typing import Any
 
-from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Attempt
 
 #: So long after a failure, in seconds, the same message is another publication: of a task with a fixed id, for example.
 SOON_S = 10.0

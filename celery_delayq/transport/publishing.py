@@ -19,7 +19,7 @@ from redis import exceptions
 
 from celery_delayq.basics.text import plural
 from celery_delayq.queue import codec, scripts
-from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.connections import passing_refusal, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered

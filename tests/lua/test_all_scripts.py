@@ -12,8 +12,7 @@ from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
 from celery_delayq.queue import codec, holds, measuring, scripts
-from celery_delayq.queue.attempt import Attempt
-from celery_delayq.queue.call import Call, load, run_each, script_of
+from celery_delayq.queue.call import Attempt, Call, load, run_each, script_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
 from celery_delayq.schedule import scripts as schedule_scripts

@@ -10,7 +10,7 @@ import pytest
 import redis
 
 from celery_delayq.queue import codec, scripts
-from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Conflict, Holder, Pace, Until, hold, offer_throttled, offer_unique
 from tests.state import FAR, out_of_memory, state, wrong_type
@@ -115,14 +115,14 @@ class TestOnce:
     def test_a_repetition_is_a_write_for_which_wait_waits(self, queue: DelayedQueue, store: Callable[..., Any]) -> None:
         """The replicas that have all that its connection has written may not have the message."""
         store(queue, "a", attempt(1))
-        key = attempt(1).record(queue.keys)
+        key = queue.keys.published(attempt(1).publisher)
         queue.client.pexpire(key, 5000)
         store(queue, "a", attempt(1))
         assert queue.client.pttl(key) > 5000
 
     def test_its_record_expires(self, queue: DelayedQueue, store: Callable[..., Any]) -> None:
         store(queue, "a", attempt(1))
-        key = attempt(1).record(queue.keys)
+        key = queue.keys.published(attempt(1).publisher)
         assert 0 < queue.client.pttl(key) <= 600_000
         assert queue.client.strlen(key) == 16
 
@@ -132,7 +132,7 @@ class TestOnce:
         assert state(queue.client) == {}
 
     def test_a_record_of_another_type(self, queue: DelayedQueue, store: Callable[..., Any]) -> None:
-        wrong_type(queue, attempt(1).record(queue.keys), lambda: store(queue, "a", attempt(1)))
+        wrong_type(queue, queue.keys.published(attempt(1).publisher), lambda: store(queue, "a", attempt(1)))
 
 
 # -- two publishers whose tasks replace each other, and who miss replies

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
 from celery_delayq.queue import codec
-from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Conflict, Hold, Holder, Until, hold, unique_of
 from celery_delayq.queue.keys import without_priority

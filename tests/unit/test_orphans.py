@@ -12,7 +12,7 @@ import redis
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import codec, orphans, scripts
-from celery_delayq.queue.attempt import Attempt
+from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.connections import at_server_of
 from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.orphans import Orphan
