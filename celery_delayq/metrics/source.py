@@ -9,10 +9,9 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
-from celery_delayq.basics.errors import ConfigurationError, DelayqError
+from celery_delayq.basics.errors import DelayqError
 from celery_delayq.metrics.snapshot import Reader, Snapshot
-from celery_delayq.transport import register, require_transport
-from celery_delayq.transport.reading import connection_for_reading
+from celery_delayq.transport.reading import channel_for_reading, connection_for_reading
 
 #: How long to wait for an answer of Redis, and for another scrape, in seconds. kombu tries twice to connect, and
 #: Prometheus waits for ten.
@@ -43,9 +42,7 @@ class Source:
         Raises:
             ConfigurationError: it is not a `delayq://` URL, or an option is wrong.
         """
-        connection = self._new_connection()
-        require_transport(self._app, connection)
-        return str(connection.as_uri())
+        return str(connection_for_reading(self._app, _TIMEOUT_S).as_uri())
 
     def read(self) -> Snapshot:
         """Return a snapshot; connect if there is no connection.
@@ -85,17 +82,8 @@ class Source:
                 self._lock.release()
 
     def _connect(self) -> Reader:
-        connection = self._connection = self._new_connection()
-        require_transport(self._app, connection)
-        try:
-            connection.ensure_connection(max_retries=1, interval_start=0)
-            return Reader(connection.default_channel, tuple(self._app.amqp.queues))
-        except ValueError as exc:  # of kombu: the database is no number, for example
-            raise ConfigurationError(f"wrong broker URL or broker_transport_options: {exc}") from exc
-
-    def _new_connection(self) -> Any:
-        register()  # for an app that has no DelayQ
-        return connection_for_reading(self._app, _TIMEOUT_S)
+        self._connection = connection_for_reading(self._app, _TIMEOUT_S)
+        return Reader(channel_for_reading(self._connection), tuple(self._app.amqp.queues))
 
     def _disconnect(self) -> None:
         connection, self._connection, self._reader = self._connection, None, None

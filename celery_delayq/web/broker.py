@@ -19,8 +19,7 @@ from celery_delayq.inspector import Inspector
 from celery_delayq.metrics.history import History
 from celery_delayq.metrics.history import read as read_history
 from celery_delayq.schedule.api import Schedule
-from celery_delayq.transport import register, require_transport
-from celery_delayq.transport.reading import connection_for_reading
+from celery_delayq.transport.reading import channel_for_reading, connection_for_reading
 from celery_delayq.transport.urls import hosts_of
 from celery_delayq.web.live import LiveCache
 
@@ -65,10 +64,7 @@ class Broker:
         Raises:
             ConfigurationError: it is not a `delayq://` URL, or an option is wrong.
         """
-        register()  # for an app that has no DelayQ
-        connection = connection_for_reading(self.app, _TIMEOUT_S)
-        require_transport(self.app, connection)
-        return str(connection.as_uri())
+        return str(connection_for_reading(self.app, _TIMEOUT_S).as_uri())
 
     @contextmanager
     def channel(self) -> Iterator[Any]:
@@ -81,7 +77,7 @@ class Broker:
         connection = self._take()
         is_sound = False
         try:
-            yield self._open(connection)
+            yield channel_for_reading(connection)
             is_sound = True
             with self._lock:
                 self._hanging = None
@@ -133,19 +129,10 @@ class Broker:
             return self._kept.get_nowait()
         except Empty:
             pass
-        register()
         try:
             return connection_for_reading(self.app, _TIMEOUT_S)
         except DelayqError as exc:
             raise Unavailable(str(exc)) from exc
-
-    def _open(self, connection: Any) -> Any:
-        require_transport(self.app, connection)
-        try:
-            connection.ensure_connection(max_retries=1, interval_start=0)
-            return connection.default_channel
-        except ValueError as exc:  # of kombu: the database is no number, for example
-            raise ConfigurationError(f"wrong broker URL or broker_transport_options: {exc}") from exc
 
     def _put_back(self, connection: Any, is_sound: bool) -> None:
         try:
