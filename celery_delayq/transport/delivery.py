@@ -84,8 +84,8 @@ class Delivery:
                 self._fetchers.attempt(fetched.fetcher, self.give_back)
             elif self._fetchers.attempt(fetched.fetcher, self._deliver_first):
                 return True
-            elif self._messages and self._messages[0] is fetched:  # its server has no connection left
-                break
+            elif self._messages and self._messages[0] is fetched:  # its server has no connection left, for example
+                self.give_back(fetched.fetcher)
         return False
 
     def _deliver_first(self, fetcher: Fetcher) -> bool:
@@ -93,23 +93,32 @@ class Delivery:
         consumer = fetcher.consumer
         assert consumer is not None
         consumer.check()
-        _, queue, name, raw = self._messages.popleft()
+        fetched = self._messages.popleft()
+        _, queue, name, raw = fetched
         payload = messages.decode(raw, objects=True)
-        if payload is not None and self._eta_tasks.wait_in_redis(consumer, name, raw, payload):
-            return False
         turn = Turn.BESIDE
-        if payload is not None and self._last_delivery.concerns(payload):
-            turn = self._turn_of(fetcher, consumer, queue, name, raw)
-            if turn not in (Turn.ALONE, Turn.BESIDE):
+        try:
+            if payload is not None and self._eta_tasks.wait_in_redis(consumer, name, raw, payload):
                 return False
+            if payload is not None and self._last_delivery.concerns(payload):
+                turn = self._turn_of(fetcher, consumer, queue, name, raw)
+        except Exception:
+            self._messages.appendleft(fetched)
+            raise
+        if turn not in (Turn.ALONE, Turn.BESIDE):
+            return False
         tag = _hold(consumer, name, raw, payload)
         if payload is None:
             self._refusal.of_no_message(consumer, tag)
             return False
         if self._refusal.before(consumer, tag, payload):
             return False
-        if turn is Turn.ALONE and not isolate(consumer, tag):
-            return False  # others have taken over; the next fetch says so
+        try:
+            if turn is Turn.ALONE and not isolate(consumer, tag):
+                return False  # others have taken over; the next fetch says so
+        except Exception:
+            consumer.put_back([tag])
+            raise
         try:
             self._channel.connection._deliver(payload, queue)
         except Exception as exc:
@@ -148,9 +157,9 @@ class Delivery:
 
     # -- basic_get
 
-    def take(self, queue: str) -> Iterator[tuple[str, bytes]]:
-        """Yield the undelivered messages of a queue with the names of their lists, and forget each."""
-        for fetched in [fetched for fetched in self._messages if fetched.queue == queue]:
+    def take(self, fetcher: Fetcher, queue: str) -> Iterator[tuple[str, bytes]]:
+        """Yield a fetcher's undelivered messages of a queue with the names of their lists, and forget each."""
+        for fetched in [it for it in self._messages if it.fetcher is fetcher and it.queue == queue]:
             self._messages.remove(fetched)
             yield fetched.name, fetched.raw
 

@@ -53,8 +53,8 @@ class Fetcher:
     Attributes:
         rounds: what it asks.
         is_starved: whether the last fetch ended because there was no credit.
-        empty_since, full_until: when its server was first found empty, and when it may have a connection again; for
-            the siblings (monotonic). None: it had messages, and had a connection.
+        empty_since: when its server was first found empty; None if it had messages since. For the siblings (monotonic).
+        full_until: when its server may have a connection again. For the siblings (monotonic).
     """
 
     def __init__(self, channel: Channel, siblings: Siblings, server: str) -> None:
@@ -75,7 +75,7 @@ class Fetcher:
         self._is_closed = False
         self.is_starved = False
         self.empty_since: float | None = None
-        self.full_until: float | None = None
+        self.full_until = 0.0
 
     @property
     def consumer(self) -> Consumer | None:
@@ -100,9 +100,11 @@ class Fetcher:
         queues = self._queues()
         self._lists.follow()
         gone = [slot for slot in self._waits.all if slot.queue not in queues]
-        self._end_waits(gone)
-        self._waits.drop_ended(gone)
-        self._delivery.give_back(self, lambda queue: queue not in queues)
+        try:
+            self._end_waits(gone)
+        finally:  # even if the server has no connection left
+            self._waits.drop_ended(gone)
+            self._delivery.give_back(self, lambda queue: queue not in queues)
         if self.consumer is not None:
             for name in self.consumer.names - {name for _, name in self._lists.of(queues)}:
                 if not self._waits.has(name) and not self.rounds.asks(name):
@@ -231,6 +233,7 @@ class Fetcher:
             if self._channel.connection.is_full(self.server):  # a connection that is idle by now may keep them out
                 self.spare_connections()
             self._settled_until = time.monotonic() + _SETTLED_S
+            self._channel.connection.cycle.wake_in(_SETTLED_S)
         elif self._station is None or not self.credit():
             self.rounds.cancel()
         else:
@@ -305,8 +308,10 @@ class Fetcher:
 
     def make_way(self) -> None:
         """Wait for no message, and give back those that are fetched but not delivered."""
-        self.end_waits()
-        self._delivery.give_back(self)
+        try:
+            self.end_waits()
+        finally:
+            self._delivery.give_back(self)
 
     # -- basic_get
 
@@ -320,7 +325,7 @@ class Fetcher:
 
     def _messages(self, consumer: Consumer, queue: str) -> Iterator[tuple[str, bytes]]:
         """Yield messages of a queue, one by one. Messages that were already fetched for its consumer come first."""
-        yield from self._delivery.take(queue)
+        yield from self._delivery.take(self, queue)
         for _, name in self._lists.of([queue]):
             if name not in consumer.lists:
                 consumer.join(name)

@@ -114,6 +114,7 @@ class Fetchers:
             if exc is self.delivery.callback_error:
                 raise
             if is_full(exc):
+                fetcher.full_until = time.monotonic() + _FULL_S
                 self._on_full(fetcher)
             else:
                 self.lose(fetcher, exc)
@@ -128,23 +129,25 @@ class Fetchers:
 
     def _on_full(self, fetcher: Fetcher) -> None:
         """Leave the connections that there are to the loops and watchdogs, and look for messages once a second."""
-        if fetcher.full_until is None:
-            logger.error(
-                "%s has no connection left for this worker: its limit maxclients%s is reached. The worker looks for "
-                "messages there once a second. Raise maxclients, or see docs/limits.md",
-                f"Redis node {fetcher.server}" if fetcher.server else "Redis",
-                fetcher.maxclients(),
-            )
-        fetcher.full_until = time.monotonic() + _FULL_S
         self._channel.connection.cycle.wake_in(_FULL_S)
-        if not fetcher.is_sparing:
-            self.attempt(fetcher, Fetcher.spare_connections)
+        if fetcher.is_sparing:
+            return
+        logger.error(
+            "%s has no connection left for this worker: its limit maxclients%s is reached. The worker looks for "
+            "messages there once a second. Raise maxclients, or see docs/limits.md",
+            f"Redis node {fetcher.server}" if fetcher.server else "Redis",
+            fetcher.maxclients(),
+        )
+        self.attempt(fetcher, Fetcher.spare_connections)
 
     def _is_full(self, fetcher: Fetcher) -> bool:
         """Return whether a server has refused a connection just now, so that nothing is fetched there for a moment."""
         if not fetcher.is_sparing and self._channel.connection.is_full(fetcher.server):
             self._on_full(fetcher)  # its connections that wait may keep those out that leases and transfers need
-        return fetcher.full_until is not None and time.monotonic() < fetcher.full_until
+        pauses = time.monotonic() < fetcher.full_until
+        if pauses:
+            self._channel.connection.cycle.wake_in(_FULL_S)
+        return pauses
 
     # -- what they do together
 
@@ -183,6 +186,8 @@ class Fetchers:
             return
         now = time.monotonic()
         for fetcher in sorted(self._all, key=lambda it: it.empty_since is not None and now < it.empty_since + _EMPTY_S):
+            if self._fetchers.get(fetcher.server) is not fetcher:  # another one's messages have shown that it is lost
+                continue
             if not self.queues_at(fetcher.server) or self._is_full(fetcher):
                 continue
             if fetcher.rounds.is_empty:
@@ -193,8 +198,6 @@ class Fetchers:
             self.ask(fetcher)
             if fetcher.is_sparing:
                 self._channel.connection.cycle.wake_in(_FULL_S)
-            elif not self._is_full(fetcher):
-                fetcher.full_until = None
             if fetcher.rounds.on_the_way:
                 return  # the others are asked when it has answered, or is late
         for fetcher in self._all:

@@ -74,8 +74,9 @@ class Loops:
         self._start(self._servers())
 
     def ensure(self) -> None:
-        """Start them, unless they were started, or the connection consumes nothing."""
-        if self._transfer is None and self._connection.task_lists():
+        """Start them, unless they were started, or the connection consumes nothing, or is gone."""
+        connection = self._owner()  # an event loop may call this of a connection that was lost before it ran
+        if self._transfer is None and connection is not None and connection.task_lists():
             self.start()
 
     def stop(self, timeout_s: float = 5.0) -> None:

@@ -14,6 +14,7 @@ import redis
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.transport.eta_tasks import EtaTasks
 from examples.private_redis import PrivateRedis
 from tests.fetching.reading import DB, Reader, publish, with_options
 from tests.integration.long_tasks import in_flight
@@ -134,6 +135,23 @@ def test_with_a_mirror_list_and_a_key_prefix(redis_server: PrivateRedis) -> None
             wait_until(lambda: it.wait(0.1) == [] and queue.size() == 1, "it waits")
         assert ours.client.lrange(queue.keys.delay_list, 0, -1) == [queue.find("the-id")[0].raw]
         assert set(ours.client.zrange("shop:delayq:queues", 0, -1)) == {b"shop:q"}
+
+
+def test_without_a_connection_for_that_it_goes_back(
+    stock: Broker, ours: Broker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server has none left. It is fetched again a second later."""
+    wait_in_redis = EtaTasks.wait_in_redis
+
+    def once_full(*args: Any) -> bool:
+        monkeypatch.setattr(EtaTasks, "wait_in_redis", wait_in_redis)
+        raise redis.ConnectionError("max number of clients reached")
+
+    monkeypatch.setattr(EtaTasks, "wait_in_redis", once_full)
+    publish(stock, "q", 1, headers=headers())
+    with worker(ours, "q") as it:
+        wait_until(lambda: it.wait(0.1) == [] and DelayedQueue(ours.client, "q").size() == 1, "it waits")
+        assert in_flight(ours.client) == 0
 
 
 def test_a_server_whose_memory_is_full_has_it_delivered(

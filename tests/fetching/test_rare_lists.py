@@ -145,7 +145,7 @@ def test_lists_are_looked_at_again_after_a_while(
         server.client() as client,
     ):
         reader = Reader(connection.default_channel, "q")
-        reader.wait(0.2)
+        wait_until(lambda: reader.wait(0.05) == [] and client.info("clients")["tracking_clients"] == 1, "it is told")
         before = told(client)
         proxy.swallows = b"__redis__:invalidate"
         publish(ours, "q", "lost?", priority=6)

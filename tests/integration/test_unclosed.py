@@ -134,3 +134,13 @@ def test_a_dropped_connection_takes_nothing_and_its_threads_end(broker_url: str,
     send(broker_url, 1)
     assert bodies_on(broker_client, list_for(broker_client, "q")) == [1]
     assert in_flight(broker_client) == 0
+
+
+def test_an_event_loop_may_call_what_a_lost_connection_left_to_it(broker_url: str) -> None:
+    """A worker's connection failed before its event loop ran, and was collected: the next one runs the loop."""
+    connection = Connection(broker_url)
+    loops = connection.transport.loops
+    del connection
+    gc.collect()
+    loops.ensure()
+    assert loops.all == []
