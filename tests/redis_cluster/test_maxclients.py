@@ -11,12 +11,20 @@ from kombu import pools
 
 from celery_delayq.transport.known import known
 from tests.ledger import Ledger
+from tests.redis_cluster import servers
 from tests.redis_cluster.servers import Cluster, ClusterNode
 from tests.support import wait_until
 from tests.worker_app import publisher
 from tests.workers import Worker
 
 REACHED = "has no connection left for this worker"
+
+
+@pytest.fixture
+def cluster() -> Iterator[Cluster]:
+    """One of its own: no connection of another test comes or goes."""
+    with servers.cluster() as cluster:
+        yield cluster
 
 
 def connections(node: ClusterNode) -> int:
@@ -46,7 +54,9 @@ def wanted(cluster: Cluster, node: ClusterNode, ledger: Ledger) -> int:
         wait_until(lambda: ledger.has(ids), "it has all that it needs")
         pools.reset()  # the publisher's connections
         wait_until(lambda: has_all(node), "it waits on the list of its queue, and listens for the other lists")
-        return connections(node) - before
+        found = connections(node) - before
+    wait_until(lambda: connections(node) == before, "its connections are gone")
+    return found
 
 
 def has_all(node: ClusterNode) -> bool:
@@ -61,15 +71,18 @@ def log_of_a_worker(cluster: Cluster, node: ClusterNode, ledger: Ledger, count: 
     with publisher(cluster.url(3), ledger.url) as app:
         note = app.tasks["note"]
         first = note.apply_async().id
+        before = connections(node)
         with (
-            limited(node, connections(node) + count),
+            limited(node, before + count),
             Worker(broker=cluster.url(3), ledger=ledger.url) as worker,
         ):
             wait_until(lambda: ledger.has([first]), "the first has run")
             ids = [note.apply_async(countdown=countdown).id for countdown in (None, 0.2, None, 1.0)]
             wait_until(lambda: ledger.has(ids), "all have run")
             wait_until(lambda: REACHED in worker.log or has_all(node), "it lacks a connection, or has them all")
-            return worker.log
+            log = worker.log
+        wait_until(lambda: connections(node) <= before, "its connections are gone")
+        return log
 
 
 def test_a_worker_goes_on_with_the_connections_that_it_has(cluster: Cluster, ledger: Ledger) -> None:
