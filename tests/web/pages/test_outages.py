@@ -58,6 +58,8 @@ def test_the_web_server_goes_away_and_comes_back(
     with standalone(broker=brokers.url_of(broker), ledger=ledger_url) as site:
         url = site.url
         page = visit(f"{url}waiting")
+        with page.expect_response(f"{url}waiting*"):
+            pass  # it has refreshed itself, so its icon has come, too
     visit.watch(page).expect("ERR_CONNECTION_REFUSED")
     expect(page.locator("#notice")).to_contain_text("The server of this page does not answer.")
     expect_ids(page, ids)
