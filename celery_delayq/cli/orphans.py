@@ -27,10 +27,9 @@ from celery_delayq.cli.times import shown
 from celery_delayq.queue import orphans as orphaned
 from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.entry import Entry
-from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.orphans import Orphan
 from celery_delayq.queue.registry import registered
-from celery_delayq.transport.capture import Caught, capture
+from celery_delayq.transport.capture import capture
 from celery_delayq.transport.publishing import offer_command
 
 #: Functions that turn a payload into the argument of a task. Each raises ValueError if it cannot.
@@ -154,7 +153,6 @@ def _replacing(
 ) -> Callable[[Entry], tuple[Any, ...] | None]:
     """Return a function that returns the Redis command that publishes the task for an entry of a list."""
     options = {"queue": queue} if queue else {}
-    own_timeout_set = QueueKeys.of(taken_from).timeout_set
     producer = app.amqp.Producer(channel)
 
     def replace(entry: Entry) -> tuple[Any, ...] | None:
@@ -166,25 +164,21 @@ def _replacing(
             app.send_task(
                 task, (argument,), eta=eta, task_id=task_id, producer=producer, add_to_parent=False, **options
             )
-        # So that an entry is not taken twice if the command ended before it had removed the entry.
-        attempt = Attempt(f"orphans:{taken_from}", hashlib.blake2b(entry.raw, digest_size=16).digest())
-        commands = [_command_for(channel, caught, attempt) for caught in captured.messages]
-        if len(commands) != 1:
-            raise click.ClickException(f"{task} is routed to {len(commands)} queues: choose one with --queue")
-        if own_timeout_set in commands[0]:  # the new task would be adopted again, as a task about a task
+        if len(captured.messages) != 1:
+            raise click.ClickException(f"{task} is routed to {len(captured.messages)} queues: choose one with --queue")
+        (caught,) = captured.messages
+        if caught.due_ms is None:
+            return "lpush", caught.broker_list, caught.payload
+        if caught.broker_list == taken_from:  # the new task would be adopted again, as a task about a task
             raise click.ClickException(
                 f"{task} is routed to {taken_from!r}, the queue being adopted: choose another with --queue"
             )
-        return commands[0]
+        # So that an entry is not taken twice if the command ended before it had removed the entry.
+        attempt = Attempt(f"orphans:{taken_from}", hashlib.blake2b(entry.raw, digest_size=16).digest())
+        to = channel.delayed_queue(caught.broker_list)
+        return offer_command(to, caught.payload, due_ms=caught.due_ms, message_id=caught.message_id, attempt=attempt)
 
     return replace
-
-
-def _command_for(channel: Any, caught: Caught, attempt: Attempt) -> tuple[Any, ...]:
-    if caught.due_ms is None:
-        return "lpush", caught.broker_list, caught.payload
-    queue = channel.delayed_queue(caught.broker_list)
-    return offer_command(queue, caught.payload, due_ms=caught.due_ms, message_id=caught.message_id, attempt=attempt)
 
 
 def _check_task(app: Any, task: str) -> None:

@@ -14,6 +14,7 @@ from click.testing import Result
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import codec
 from celery_delayq.queue.connections import at_server_of
+from celery_delayq.queue.registry import registered
 from tests.integration.commands import delayq, rows
 from tests.ledger import ALL_WELL, Ledger
 from tests.state import FAR, nothing_changes, now_ms, seed
@@ -182,6 +183,7 @@ def test_tasks_cannot_go_where_the_entries_come_from(command: Command, broker_cl
     result = command("adopt", "jobs", "--task", "note", "--queue", "jobs", "--no-dry-run")
     assert "choose another with --queue" in result.output
     assert [entry.payload for entry in queue.peek(10)] == [b"x"]
+    assert "jobs" not in registered(broker_client), "workers would transfer it"
 
 
 def test_a_queue_that_an_application_serves_is_taken_by_force_only(
