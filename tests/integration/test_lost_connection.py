@@ -149,10 +149,13 @@ def suspended_child(
         (child,) = worker.session() - {worker.pid}
         first = app.tasks["note"].apply_async()  # nothing is written to a child that has not come up, or is busy
         worker.wait_for_log(f"[{first.id}] succeeded")
-        os.kill(child, signal.SIGSTOP)
-        ids = send(app, 1, late=late)
-        worker.wait_for_log(f"[{ids[0]}] received")
         with app.connection() as connection:
+            inspect = app.control.inspect(timeout=10, limit=1, connection=connection)
+            # The child says that it has succeeded before it tells its parent.
+            wait_until(lambda: list((inspect.query_task(first.id) or {}).values()) == [{}], "its parent knows")
+            os.kill(child, signal.SIGSTOP)
+            ids = send(app, 1, late=late)
+            worker.wait_for_log(f"[{ids[0]}] received")
             for _ in range(2):  # the second turn of the event loop comes after the first one
                 answers = app.control.ping(timeout=10, limit=1, connection=connection)
                 assert answers, "the event loop has turned, so the task is written to the child"
