@@ -77,6 +77,8 @@ class Delivery:
 
     def deliver(self) -> bool:
         """Deliver one message to its kombu consumer; returns whether there was one."""
+        if not self._messages:
+            return False
         may_deliver = self._channel.qos.can_consume() and not self._channel.connection.stations.is_isolated
         while self.has_next:
             fetched = self._messages[0]

@@ -30,6 +30,9 @@ logger = getLogger(__name__)
 #: How many times the TTL is renewed before it would end.
 _RENEWALS = 3
 
+#: How often to look whether a consumed queue expires now, in seconds.
+_LOOK_S = 0.1
+
 
 class Expiry:
     """Renews the TTL of a channel's expiring queues. It belongs to the consuming thread.
@@ -71,6 +74,7 @@ class Expiry:
             return
         lists = self._lists(list(self._channel.task_queues.values()))
         if not lists:
+            self._keep_at = time.monotonic() + _LOOK_S
             return
         self._keep_at = time.monotonic() + min(lists.values()) / 1000 / _RENEWALS
         try:

@@ -223,7 +223,10 @@ class Poller(kombu_redis.MultiChannelPoller):
                     made.tidy()
                 channel.close_idle()
                 channel.keep_subscription()
-        for fetchers in self._fetchers():
+        all_made = self._made_fetchers()
+        for fetchers in all_made:
+            if not fetchers.has_queues:
+                continue
             if self._waker is None:
                 self._waker = Waker()
                 self.poller.register(self._waker.fileno(), self.eventflags)
@@ -234,7 +237,6 @@ class Poller(kombu_redis.MultiChannelPoller):
                     raise RedisConnectionError(str(exc)) from exc
                 self.wake_in(_REFUSED_S)
         # Of those without queues, too: their last tasks end.
-        all_made = self._made_fetchers()
         is_busy = any(made.delivery.has_next for made in all_made)
         for made in all_made:
             if made.send_acks(is_busy=is_busy):

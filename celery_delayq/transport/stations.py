@@ -16,12 +16,19 @@ class Stations:
     """Those of one connection; "" is the name of a single server.
 
     The thread that fetches makes and leaves them. Any thread may ask who holds a message.
+
+    Attributes:
+        consumers: those of the connection, and former ones whose messages tasks may still work on.
     """
 
     def __init__(self) -> None:
         self._stations: dict[str, Station] = {}
         #: Stations that are closed or retired: tasks from there may still run.
         self._former: list[Station] = []
+        self.consumers: tuple[Consumer, ...] = ()
+
+    def _on_changed(self) -> None:
+        self.consumers = tuple(station.consumer for station in (*self._stations.values(), *self._former))
 
     def __bool__(self) -> bool:
         """Whether the connection fetches tasks."""
@@ -31,6 +38,7 @@ class Stations:
         """Return the station at a server, which all channels share; made on first use."""
         if server not in self._stations:
             self._stations[server] = make()
+            self._on_changed()
         return self._stations[server]
 
     def is_full(self, server: str) -> bool:
@@ -41,18 +49,16 @@ class Stations:
     # -- who holds a message
 
     @property
-    def consumers(self) -> list[Consumer]:
-        """Those of the connection, and former ones whose messages tasks may still work on."""
-        return [station.consumer for station in (*tuple(self._stations.values()), *self._former)]
-
-    @property
     def is_isolated(self) -> bool:
         """Whether a message is delivered alone."""
         return any(consumer.isolation.is_on for consumer in self.consumers)
 
     def holder(self, delivery_tag: str) -> Consumer | None:
         """Return the consumer that holds a message; None if none does."""
-        return next((consumer for consumer in self.consumers if delivery_tag in consumer.held), None)
+        for consumer in self.consumers:
+            if delivery_tag in consumer.held:
+                return consumer
+        return None
 
     def held(self, delivery_tag: str) -> Held | None:
         """Return a message that a consumer holds; None if none does."""
@@ -93,16 +99,16 @@ class Stations:
     def _leaving(self, servers: list[str]) -> Iterator[list[Station]]:
         """Fetch no more at these stations. They become the first of the former ones, which the block closes.
 
-        The threads of a pool may ask at any moment who holds a message, so a station is at no time in neither place.
+        The threads of a pool may ask at any moment who holds a message: its consumer is always one of `consumers`.
         """
-        self._former = [*map(self._stations.__getitem__, servers), *self._former]
-        for server in servers:
-            del self._stations[server]
+        self._former = [*map(self._stations.pop, servers), *self._former]
+        self._on_changed()
         try:
             yield self._former
         finally:
             self._former = [station for station in self._former if not station.consumer.is_done]
+            self._on_changed()
 
     def forget(self) -> None:
         """Forget what belongs to the parent of a forked child, see `known`."""
-        self._stations, self._former = {}, []
+        self._stations, self._former, self.consumers = {}, [], ()

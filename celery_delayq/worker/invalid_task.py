@@ -33,6 +33,9 @@ _DEEPEST = 100
 #: How much deeper a worker nests what it pickles.
 _DEEPER_IN_WORKER = 50
 
+#: What nests values.
+_NESTED = (dict, list, tuple)
+
 
 def _is_text(value: Any) -> bool:
     return isinstance(value, str) and value != ""
@@ -164,18 +167,22 @@ def _not_picklable(payload: dict[str, Any]) -> str | None:
 
 
 def _too_deep(*fields: Mapping[str, Any]) -> str | None:
-    for name, value in (item for some in fields for item in some.items()):
-        if _is_deeper(value, _DEEPEST):
-            return f"its {name:.100} is nested deeper than {_DEEPEST} levels"
+    for some in fields:
+        for name, value in some.items():
+            if isinstance(value, _NESTED) and _is_deeper(value, _DEEPEST):
+                return f"its {name:.100} is nested deeper than {_DEEPEST} levels"
     return None
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    if isinstance(value, dict):
-        value = value.values()
-    elif not isinstance(value, (list, tuple)):
+    if not isinstance(value, _NESTED):
         return False
-    return not levels or any(_is_deeper(inner, levels - 1) for inner in value)
+    if not levels:
+        return True
+    for inner in value.values() if isinstance(value, dict) else value:
+        if isinstance(inner, _NESTED) and _is_deeper(inner, levels - 1):
+            return True
+    return False
 
 
 def _wrong(fields: Mapping[str, Any], checks: Mapping[str, _Check]) -> str | None:
