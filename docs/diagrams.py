@@ -15,7 +15,8 @@ PICTURES = Path(__file__).parent / "pictures"
 _DRAW = """
 async ([name, source]) => {
     const flowchart = {wrappingWidth: 360};
-    mermaid.initialize({theme: "neutral", htmlLabels: false, flowchart, fontFamily: "sans-serif"});
+    const sequence = {mirrorActors: false, useMaxWidth: false};
+    mermaid.initialize({theme: "neutral", htmlLabels: false, flowchart, sequence, fontFamily: "sans-serif"});
     const {svg} = await mermaid.render(name, source);
     const drawn = new DOMParser().parseFromString(svg, "text/html").querySelector("svg");
     drawn.setAttribute("width", drawn.viewBox.baseVal.width);
