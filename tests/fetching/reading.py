@@ -111,10 +111,18 @@ def fetching(client: redis.Redis) -> dict[str, str]:
     return dict(found)
 
 
-def told(client: redis.Redis) -> str:
-    """The id of the connection that the server tells of changed lists."""
-    one = fetching(client)
-    return one["id"] if one["redir"] == "0" else one["redir"]
+def told(reader: Reader, client: redis.Redis, *, but: str = "") -> str:
+    """Wait until the server tells of changed lists; the id of the connection that it tells, which is another one."""
+    found: list[str] = []
+
+    def tells() -> bool:
+        reader.wait(0.1)
+        them = [one for one in client.client_list() if "t" in one["flags"]]
+        found[:] = [one["id"] if one["redir"] == "0" else one["redir"] for one in them]
+        return len(found) == 1 and found[0] != but
+
+    wait_until(tells, "the server tells")
+    return found[0]
 
 
 def redelivered(message: Message) -> bool:
@@ -132,6 +140,11 @@ def is_set_aside(ours: Broker, raw: bytes, name: str = "q") -> None:
     assert (letter.reason, letter.message) == (NOT_A_MESSAGE, raw)
     assert abs(letter.at_ms - time.time() * 1000) < 60_000
     assert in_flight(ours.client) == 0
+
+
+def waits(reader: Reader, client: redis.Redis, connections: int) -> None:
+    """Wait until so many connections wait with BLMOVE."""
+    wait_until(lambda: reader.wait(0.1) is not None and waiting(client) == connections, f"{connections} wait")
 
 
 def waiting(client: redis.Redis) -> int:

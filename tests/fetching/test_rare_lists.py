@@ -16,7 +16,7 @@ from celery_delayq.transport import rare_lists as module
 from celery_delayq.transport.fetcher import Fetcher
 from celery_delayq.transport.rare_lists import TRUST_S, RareLists
 from examples.private_redis import PrivateRedis
-from tests.fetching.reading import Reader, fetching, publish, told, waiting
+from tests.fetching.reading import Reader, fetching, publish, told, waiting, waits
 from tests.fetching.reading import reader as consuming
 from tests.integration.publishing import Broker, broker
 from tests.soak.proxy import Proxy
@@ -48,8 +48,8 @@ def test_a_message_of_each_priority_arrives(ours: Broker, priority: int) -> None
 
 def test_a_queue_takes_one_connection_that_waits(ours: Broker, server: PrivateRedis) -> None:
     with consuming(ours, "q1", "q2", "q3") as reader, server.client() as client:
-        reader.wait(0.2)
-        assert waiting(client) == 3
+        waits(reader, client, 3)
+        told(reader, client)
         assert len(client.client_list(_type="pubsub")) == 2  # the watchdog's and the transfer loop's
         assert client.info("stats")["tracking_total_keys"] == 3 * 3
 
@@ -88,22 +88,19 @@ def test_what_is_told_of_while_it_begins_to_wait(ours: Broker, monkeypatch: pyte
 
 def test_a_list_that_is_busy_gets_a_connection_of_its_own(ours: Broker, server: PrivateRedis) -> None:
     with consuming(ours, "q") as reader, server.client() as client:
-        reader.wait(0.2)
-        assert waiting(client) == 1
+        waits(reader, client, 1)
         for number in range(30):
             publish(ours, "q", number, priority=6)
             reader.drain(number + 1)
-        reader.wait(0.2)
-        assert waiting(client) == 2
+        waits(reader, client, 2)
 
 
 def test_channels_share_it(ours: Broker, server: PrivateRedis) -> None:
     """The server tells one connection only."""
     with ours.connection.clone() as connection, server.client() as client:
         one, other = Reader(connection.channel(), "a"), Reader(connection.channel(), "b")
-        other.wait(0.2)
+        told(other, client)
         assert client.info("clients")["tracking_clients"] == 1
-        assert told(client)
         for number in range(3):
             for reader, name in ((one, "a"), (other, "b")):
                 publish(ours, name, number, priority=6)
@@ -114,7 +111,7 @@ def test_channels_share_it(ours: Broker, server: PrivateRedis) -> None:
 
 def test_it_is_told_of_nothing_else_that_the_worker_reads(ours: Broker, server: PrivateRedis) -> None:
     with consuming(ours, "q") as reader, server.client() as client:
-        reader.wait(0.2)
+        told(reader, client)
         keys = client.info("stats")["tracking_total_keys"]
         for number in range(20):
             publish(ours, "q", number)
@@ -126,7 +123,7 @@ def test_a_fetching_connection_that_is_lost(ours: Broker, server: PrivateRedis) 
     """The server no longer tells. The worker notices within a second or two, and asks again on another connection."""
     with consuming(ours, "q") as reader, server.client() as client:
         for number in range(2):
-            reader.wait(0.2)
+            told(reader, client)
             client.client_kill_filter(_id=fetching(client)["id"])
             publish(ours, "q", number, priority=6)
             began = time.monotonic()
@@ -146,11 +143,11 @@ def test_lists_are_looked_at_again_after_a_while(
     ):
         reader = Reader(connection.default_channel, "q")
         wait_until(lambda: reader.wait(0.05) == [] and client.info("clients")["tracking_clients"] == 1, "it is told")
-        before = told(client)
+        before = told(reader, client)
         proxy.swallows = b"__redis__:invalidate"
         publish(ours, "q", "lost?", priority=6)
         assert reader.drain(1) == ["lost?"]
-        assert told(client) == before
+        assert told(reader, client) == before
 
 
 def test_a_server_that_hangs_is_an_error_that_workers_know(
@@ -171,15 +168,13 @@ def test_a_listening_connection_that_is_lost_is_opened_again(ours: Broker, serve
     """What came in between arrives, and what comes later is told of."""
     with consuming(ours, "q") as reader, server.client() as client:
         for number in range(0, 4, 2):
-            reader.wait(0.2)
-            lost, cycle = told(client), reader.channel.connection.cycle
+            lost, cycle = told(reader, client), reader.channel.connection.cycle
             polled = len(cycle.fds)
             client.client_kill_filter(_id=lost)
             publish(ours, "q", number, priority=6)
             began = time.monotonic()
             assert reader.drain(number + 1)[-1] == number
-            reader.wait(0.2)
-            assert told(client) != lost
+            told(reader, client, but=lost)
             assert len(cycle.fds) == polled
             publish(ours, "q", number + 1, priority=6)
             assert reader.drain(number + 2)[-1] == number + 1
@@ -193,8 +188,7 @@ def test_a_ping_that_the_server_refuses_is_an_answer(server: PrivateRedis) -> No
         consuming(ours, "q") as reader,
         server.client() as client,
     ):
-        reader.wait(0.2)
-        before = told(client)
+        before = told(reader, client)
         client.execute_command("ACL", "SETUSER", "default", "-ping")
         refused = lambda: client.info("commandstats").get("cmdstat_ping", {}).get("rejected_calls", 0)  # noqa: E731
 
@@ -206,7 +200,7 @@ def test_a_ping_that_the_server_refuses_is_an_answer(server: PrivateRedis) -> No
         client.execute_command("ACL", "SETUSER", "default", "+ping")
         publish(ours, "q", "told", priority=6)
         assert reader.drain(1) == ["told"]
-        assert told(client) == before
+        assert told(reader, client) == before
 
 
 def test_both_connections_are_lost(ours: Broker, server: PrivateRedis, caplog: pytest.LogCaptureFixture) -> None:
@@ -216,8 +210,7 @@ def test_both_connections_are_lost(ours: Broker, server: PrivateRedis, caplog: p
         reader.wait(0.2)
         publish(ours, "q", *range(3))
         reader.drain(3)
-        reader.wait(0.2)
-        for connection in (told(client), fetching(client)["id"]):
+        for connection in (told(reader, client), fetching(client)["id"]):
             client.client_kill_filter(_id=connection)
         reader.acknowledge_all()  # it notices that the one that fetches is lost
         # It does nothing for longer than the second between two looks, so it looks at all lists again before it reads
@@ -253,8 +246,7 @@ def test_a_user_who_may_not(server: PrivateRedis, forbidden: str, caplog: pytest
             for priority in PRIORITIES:
                 publish(ours, "q", priority, priority=priority)
             assert sorted(reader.drain(4)) == [0, 3, 6, 9]
-            reader.wait(0.2)
-            assert waiting(client) == 4
+            waits(reader, client, 4)
     assert caplog.text.count("Redis does not tell of messages in rarely used lists") == 1
 
 
@@ -275,12 +267,11 @@ def test_a_server_that_remembers_few_keys(ours: Broker, server: PrivateRedis, ke
 def test_a_flushed_database_forgets_nothing(ours: Broker, server: PrivateRedis) -> None:
     """The server tells all who track keys, whatever the database."""
     with consuming(ours, "q") as reader, server.client(db=9) as client:
-        reader.wait(0.2)
-        before = told(client)
+        before = told(reader, client)
         for number in range(2):
             client.set("any", 1)
             client.flushdb()
             reader.wait(0.2)
             publish(ours, "q", number, priority=6)
             assert reader.drain(number + 1)[-1] == number
-        assert told(client) == before, "there was no need to connect again"
+        assert told(reader, client) == before, "there was no need to connect again"
