@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Literal
 
 from celery_delayq.queue.holds import Holder
 
@@ -22,6 +23,7 @@ class Held:
         starts: whether its acknowledgement says that its task starts, and not that it is done.
         can_wait: whether its acknowledgement may wait a few ms for others, and its task run twice if the worker is
             killed meanwhile.
+        ended: how its task has ended, if it has to run again: it has "killed" its process, or "rejected" its message.
     """
 
     name: str
@@ -29,6 +31,7 @@ class Held:
     holder: Holder | None = None
     starts: bool = False
     can_wait: bool = False
+    ended: Literal["", "killed", "rejected"] = ""
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from logging import getLogger
 from types import MappingProxyType
+from typing import Literal
 
 import redis
 
@@ -94,6 +95,16 @@ class HoldingConsumer:
         if held is not None and self._collects:
             self._held[tag] = replace(held, can_wait=True)
 
+    def task_ended(self, tag: str, how: Literal["killed", "rejected"]) -> None:
+        """Record how the task of a message has ended, before its message is requeued."""
+        held = self._held.get(tag)
+        if held is not None:
+            self._held[tag] = replace(held, ended=how)
+
+    def has_left(self, tag: str) -> None:
+        """Record that a message is not in flight any more: it went to its delayed queue, or others have it."""
+        self._let_go(tag)
+
     def _let_go(self, tag: str) -> Held | None:
         """Hold a message no longer whose task does not begin here, or not again."""
         held = self._held.pop(tag, None)
@@ -122,14 +133,18 @@ class HoldingConsumer:
         """Send the server all departures that it may not know about, see `Outbox.settle`."""
         return self.outbox.settle(client or self.client)
 
-    def requeue(self, tag: str) -> bool:
+    def requeue(self, tag: str, written: bytes | None = None) -> bool:
         """Put a message to the back of its list, marked as redelivered. Returns False if it is not held.
 
         Never raises for server or network errors; the watchdog repeats what failed. See `_leave` for what it waits for.
+
+        Args:
+            tag: of the message.
+            written: what to write, if not the message as `Redelivery.put_back` marks it.
         """
         held = self._held.get(tag)
         if held is not None:
-            self._leave({tag: Departure(held, "back", self.redelivery.put_back(held.message))})
+            self._leave({tag: Departure(held, "back", written or self.redelivery.put_back(held.message))})
         return held is not None
 
     def set_aside(self, tag: str, record: bytes) -> None:

@@ -72,6 +72,7 @@ TRANSPORT_OPTIONS: Mapping[str, Option] = {
     "delay_eta_tasks": Option(True),
     "lease": Option(30.0, 2.0, 3600.0),
     "delivery_limit": Option(20, 0, 1_000_000),
+    "requeue_limit": Option(0, 0, 1_000_000),
     "replicas": Option(0, 0, 100),
     "replicas_timeout": Option(1.0, 0.001, 60.0),
 }

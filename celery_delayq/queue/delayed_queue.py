@@ -16,7 +16,7 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec, keys, scripts
 from celery_delayq.queue.call import Attempt
-from celery_delayq.queue.holds import Claim, Offered, Pace, offer_throttled, offer_unique
+from celery_delayq.queue.holds import Claim, Holder, Offered, Pace, offer_throttled, offer_unique
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE, Transferred
 from celery_delayq.queue.waiting import Waiting
@@ -240,15 +240,27 @@ class DelayedQueue(Waiting):
         """
         return scripts.publish(self.keys, message=message, attempt=attempt).run(self.writer)
 
-    def offer_fetched(self, message: bytes, payload: bytes, *, consumer: str, due_ms: int, message_id: str) -> bool:
+    def offer_fetched(
+        self,
+        message: bytes,
+        payload: bytes,
+        *,
+        consumer: str,
+        due_ms: int,
+        message_id: str,
+        is_from_now: bool = False,
+        holder: Holder | None = None,
+    ) -> bool:
         """Move a message that a consumer has fetched from the list to the delayed queue. One atomic script.
 
         Args:
             message: the message as it was fetched.
             payload: the message to store instead.
             consumer: id of the consumer that has it in flight.
-            due_ms: when it is due, unix time in ms.
+            due_ms: when it is due, unix time in ms; with `is_from_now`, in how many ms.
             message_id: `cancel` finds the message by this id.
+            is_from_now: see `due_ms`.
+            holder: if its task holds a unique key. It holds it while the message waits, as a delayed task does.
 
         Returns:
             Whether it was in flight. If not, nothing was stored.
@@ -259,9 +271,11 @@ class DelayedQueue(Waiting):
             consumer=consumer,
             message=message,
             due_ms=due_ms,
+            is_from_now=is_from_now,
             message_key=codec.message_key(message_id),
             payload=payload,
             mirrored=self.mirror_list,
+            holder=holder,
         ).run(self.client)
         if moved and alone:
             # See `offer`. If this fails, the message is stored anyway, and the consumer's own loop knows the list.

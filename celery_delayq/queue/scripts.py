@@ -99,9 +99,11 @@ def offer_fetched(
     consumer: str,
     message: bytes,
     due_ms: int,
+    is_from_now: bool = False,
     message_key: bytes,
     payload: bytes,
     mirrored: bool,
+    holder: Holder | None = None,
 ) -> Call[tuple[bool, bool]]:
     """Move a message that a consumer has fetched to the delayed queue; see `offer_fetched.lua`.
 
@@ -109,8 +111,16 @@ def offer_fetched(
     """
     return Call(
         load("offer_fetched"),
-        (keys.in_flight(consumer), *keys.waiting),
-        (message, due_ms, message_key, payload, int(mirrored), keys.channel),
+        (keys.in_flight(consumer), *keys.waiting, keys.holds),
+        (
+            message,
+            f"+{due_ms}" if is_from_now else due_ms,
+            message_key,
+            payload,
+            int(mirrored),
+            keys.channel,
+            holds.written([holder]),
+        ),
         lambda reply: (bool(reply[0]), bool(reply[1])),
     )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cached_property
 from logging import getLogger
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import kombu
 import redis
@@ -181,10 +181,22 @@ class DelayedChannel(PublishingChannel):
         ended(held)
 
     def requeue(self, delivery_tag: str) -> None:
-        """Put a fetched message to the back of its list."""
+        """Put a fetched message to the back of its list; after `task_ended`, see `requeue.run_again`."""
+        holder = self._transport.stations.holder(delivery_tag)
+        if holder is None:
+            return
+        if self.closed or not holder.held[delivery_tag].ended:
+            holder.requeue(delivery_tag)
+            return
+        from celery_delayq.transport.requeue import run_again
+
+        run_again(self, holder, delivery_tag)
+
+    def task_ended(self, delivery_tag: str, how: Literal["killed", "rejected"]) -> None:
+        """Record how the task of a message has ended, before its message is requeued, see `Held`."""
         holder = self._transport.stations.holder(delivery_tag)
         if holder is not None:
-            holder.requeue(delivery_tag)
+            holder.task_ended(delivery_tag, how)
 
     def put_back(self, delivery_tags: Sequence[str]) -> None:
         """Put fetched messages back to the front of their lists, except those whose tasks run."""

@@ -12,6 +12,9 @@ from celery_delayq.transport.messages import encode, headers_of
 #: Header of a message: how often its consumer was gone before it acknowledged the message. RabbitMQ's name.
 DELIVERY_COUNT = "x-delivery-count"
 
+#: Header of a message: how often its task has rejected it with `requeue=True`.
+REQUEUE_COUNT = "x-requeue-count"
+
 #: Header of a message in flight that was delivered alone. If its consumer dies now, this message is to blame.
 ALONE = "x-delivered-alone"
 
@@ -80,6 +83,29 @@ def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
     return encode(message), False
 
 
+def again(raw: bytes, *, counted: str, limit: int) -> tuple[bytes, int, bool]:
+    """Return a message whose task has ended without an acknowledgement, so that it has to run again.
+
+    Args:
+        raw: the message as it is in flight.
+        counted: the header that counts this, `DELIVERY_COUNT` or `REQUEUE_COUNT`.
+        limit: the count at which a message is dead; 0 for no limit.
+
+    Returns:
+        The bytes to store, the count, and whether the bytes are the record of a dead letter.
+    """
+    message = messages.decode(raw, objects=True)
+    if message is None or not isinstance(message.get("headers"), dict):
+        return put_back(raw), 1, False
+    _pop_header(message, ALONE)
+    count = _count(message, counted) + 1
+    if limit and count >= limit:
+        return dead_letters.pack(encode(message), reason=dead_letters.DELIVERY_LIMIT, deliveries=count), count, True
+    _mark(message)
+    message["headers"][counted] = count
+    return encode(message), count, False
+
+
 def holder_of(raw: bytes) -> Holder | None:
     """Return who holds a unique key by a message; None if nobody does."""
     message = messages.decode(raw, objects=True)
@@ -97,12 +123,17 @@ def revived(raw: bytes) -> bytes:
     if message is None:
         return raw
     _pop_header(message, DELIVERY_COUNT)
+    _pop_header(message, REQUEUE_COUNT)
     return encode(message)
 
 
 def deliveries(message: dict[str, Any]) -> int:
     """Return how often a message was delivered without an acknowledgement."""
-    count = headers_of(message).get(DELIVERY_COUNT)
+    return _count(message, DELIVERY_COUNT)
+
+
+def _count(message: dict[str, Any], header: str) -> int:
+    count = headers_of(message).get(header)
     return count if isinstance(count, int) and count > 0 else 0
 
 

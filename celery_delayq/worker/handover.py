@@ -29,6 +29,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from billiard.einfo import ExceptionInfo
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
+from celery.exceptions import Reject
 from celery.worker import state
 
 from celery_delayq.transport.channel import DelayedChannel
@@ -94,6 +95,8 @@ class Handover:
                 message.channel.can_wait(message.delivery_tag)
             self._messages.add(message)
             self._tell_unique(message, options, acks_late=acks_late)
+            if acks_late:
+                _tell_end(message, options)
             if not isinstance(self._pool, PreforkPool):
                 options["accept_callback"] = _unless_lost(options["accept_callback"], message)
                 if not isinstance(self._pool, SoloPool):
@@ -281,6 +284,37 @@ def _unless_lost(accept: Any, message: Any) -> Callable[[int, float], None]:
         accept(pid, time_accepted)
 
     return accept_unless_lost
+
+
+def _tell_end(message: Any, options: dict[str, Any]) -> None:
+    """Let the callbacks of a task tell its channel if it has to run again: Celery requeues its message next.
+
+    Args:
+        message: the task's message.
+        options: what its request passes to the pool; changed here.
+    """
+    channel, tag = message.channel, message.delivery_tag
+    if not isinstance(channel, DelayedChannel):
+        return
+    on_result, on_error = options["callback"], options["error_callback"]
+
+    def ended(failed_retval_runtime: tuple[Any, Any, Any]) -> None:
+        failed, retval, _ = failed_retval_runtime
+        if failed and isinstance(_exception_of(retval), Reject):
+            channel.task_ended(tag, "rejected")
+        on_result(failed_retval_runtime)
+
+    def died(exc_info: Any) -> None:
+        if not is_stopping():  # which ends processes
+            channel.task_ended(tag, "killed")
+        on_error(exc_info)
+
+    options["callback"], options["error_callback"] = ended, died
+
+
+def _exception_of(info: Any) -> Any:
+    exc = getattr(info, "exception", None)
+    return getattr(exc, "exc", exc)  # of billiard's ExceptionWithTraceback
 
 
 def _noted(accept: Any, on_begin: Callable[[float], None]) -> Callable[[int, float], None]:

@@ -135,7 +135,7 @@ class WorkerProgram(Program):
         """Forget a task with a defect, see `Handover.forget`."""
         return self.handover.forget(delivery_tag)
 
-    def on_dead_letter(self, name: str, message: bytes) -> None:
+    def on_dead_letter(self, name: str, message: bytes, why: str = "") -> None:
         """Let a task that is set aside fail, if the app wants that, so that nobody waits for its result for ever.
 
         The result is FAILURE, with DeliveryLimitReached. Its chord, chain and errbacks are told. Never raises, so that
@@ -147,10 +147,9 @@ class WorkerProgram(Program):
             return
         headers = task_message["headers"]
         task_id, task = headers["id"], headers["task"]
-        error = DeliveryLimitReached(
-            f"task {task}[{task_id}] was delivered {deliveries(task_message) + 1} times without an acknowledgement: it "
-            f"probably killed its workers. Its message is in the dead list of {name!r}"
-        )
+        count = deliveries(task_message) + 1
+        why = why or f"was delivered {count} times without an acknowledgement: it probably killed its workers"
+        error = DeliveryLimitReached(f"task {task}[{task_id}] {why}. Its message is in the dead list of {name!r}")
         app = self._consumer.app
         try:
             request = request_of(app, task_message, unpickles=True)

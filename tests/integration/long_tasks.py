@@ -64,6 +64,11 @@ def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
     def rejecting(self: Any) -> None:
         raise Reject("it is not for me")
 
+    @app.task(bind=True, name="rejecting_again", acks_late=True, lazy=False, shared=False)
+    def rejecting_again(self: Any) -> None:
+        ledger.record(self.request.id)
+        raise Reject("not now", requeue=True)
+
     @app.task(bind=True, name="kill_worker", acks_late=True, lazy=False, shared=False)
     def kill_worker(self: Any) -> None:
         """Kill the process in which it runs: with the solo pool, the worker."""

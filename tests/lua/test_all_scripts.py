@@ -47,7 +47,15 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     ),
     "publish": ({"message": b"", "attempt": ATTEMPT}, 1),
     "offer_fetched": (
-        {"consumer": "me", "message": b"", "due_ms": 1, "message_key": bytes(16), "payload": b"", "mirrored": False},
+        {
+            "consumer": "me",
+            "message": b"",
+            "due_ms": 1,
+            "message_key": bytes(16),
+            "payload": b"",
+            "mirrored": False,
+            "holder": holds.Holder.of("key", "id"),
+        },
         [1, 1],
     ),
     "offer_many": ({"messages": [], "mirrored": False}, 1),

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import redis
 
-from celery_delayq.queue import codec, scripts
+from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.holds import Claim, Hold, Holder, holds_of
 from tests.lua.conftest import Heard
 from tests.state import (
     DELAY_LIST,
@@ -16,6 +19,7 @@ from tests.state import (
     give,
     held,
     nothing_changes,
+    now_ms,
     offer,
     out_of_memory,
     state,
@@ -27,8 +31,17 @@ ME = "host:1:me"
 IN_FLIGHT = "delayq:inflight:{q}:host:1:me"
 
 
+HOLDER = Holder.of("key", "1")
+
+
 def offer_fetched(
-    queue: DelayedQueue, message: bytes, payload: bytes | None = None, due_ms: int = FAR
+    queue: DelayedQueue,
+    message: bytes,
+    payload: bytes | None = None,
+    due_ms: int = FAR,
+    *,
+    is_from_now: bool = False,
+    holder: Holder | None = None,
 ) -> tuple[bool, bool]:
     """Run the script; the message is its own id, and stored as it is by default."""
     return scripts.offer_fetched(
@@ -36,6 +49,8 @@ def offer_fetched(
         consumer=ME,
         message=message,
         due_ms=due_ms,
+        is_from_now=is_from_now,
+        holder=holder,
         message_key=codec.message_key(message.decode()),
         payload=message if payload is None else payload,
         mirrored=queue.mirror_list,
@@ -104,3 +119,56 @@ def test_it_looks_from_the_newest_on(queue: DelayedQueue) -> None:
     give(queue, ME, b"new", *[b"%d" % number for number in range(3000)], b"new")
     offer_fetched(queue, b"new")
     assert held(queue, ME)[0] == b"new"
+
+
+def test_it_may_be_due_some_time_from_now(queue: DelayedQueue) -> None:
+    give(queue, ME, b"1")
+    before = now_ms(queue.client)
+    offer_fetched(queue, b"1", due_ms=5000, is_from_now=True)
+    (entry,) = queue.peek(10)
+    assert before + 5000 <= entry.due_ms <= now_ms(queue.client) + 5000
+
+
+def runs(queue: DelayedQueue, until: Any) -> None:
+    """Let the task "1" hold the key, and a worker have it."""
+    claim = Claim("key", until, 60_000, "keep")
+    assert queue.offer_unique(b"1", claim, due_ms=None, message_id="1").outcome == "stored"
+    queue.client.delete(queue.keys.queue)
+    give(queue, ME, b"1")
+
+
+def hold_of(queue: DelayedQueue) -> Hold | None:
+    (found,) = holds_of(queue.client, [queue.keys], "key") or [None]
+    return found
+
+
+def test_a_task_that_holds_a_unique_key_holds_it_while_it_waits(queue: DelayedQueue) -> None:
+    runs(queue, "done")
+    offer_fetched(queue, b"1", holder=HOLDER)
+    found = hold_of(queue)
+    assert found is not None
+    assert (found.waits, found.ends_ms, found.task_id) == (True, 0, "1")
+    claim = Claim("key", "done", 60_000, "keep")
+    assert queue.offer_unique(b"2", claim, due_ms=FAR, message_id="2").outcome == "held"
+    assert queue.cancel("1") == 1
+    assert hold_of(queue) is None
+
+
+def test_whoever_holds_its_key_now_keeps_it(queue: DelayedQueue) -> None:
+    """It had given it up when it started."""
+    runs(queue, "done")
+    holds.hold(queue.keys, holders=[HOLDER], what="done").run(queue.client)
+    claim = Claim("key", "done", 60_000, "keep")
+    assert queue.offer_unique(b"2", claim, due_ms=FAR, message_id="2").outcome == "stored"
+    offer_fetched(queue, b"1", holder=HOLDER)
+    assert queue.cancel("1") == 1
+    found = hold_of(queue)
+    assert found is not None
+    assert found.task_id == "2"
+
+
+def test_a_full_server_leaves_its_key_alone(queue: DelayedQueue) -> None:
+    runs(queue, "done")
+    refused = pytest.raises(redis.ResponseError, match="maxmemory")
+    with out_of_memory(queue.client), nothing_changes(queue.client), refused:
+        offer_fetched(queue, b"1", holder=HOLDER)

@@ -103,6 +103,7 @@ DEFAULTS = {
     "delay_eta_tasks": True,
     "lease": 30.0,
     "delivery_limit": 20,
+    "requeue_limit": 0,
     "replicas": 0,
     "replicas_timeout": 1.0,
 }
