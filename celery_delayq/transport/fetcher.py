@@ -190,14 +190,14 @@ class Fetcher:
         """
         if self._delivery.has_next:
             return
+        was_asking = self.rounds.is_asking
+        if was_asking and self.consumer is not None:
+            self.consumer.conversation.read()  # perhaps the answer has come while a task ran, or is overdue
         self.rounds.check(self.consumer)
         if self.consumer is not None:
             self.consumer.check()  # first: messages that others have taken over must not use up credit
-        if self.rounds.is_asking:
-            assert self.consumer is not None
-            self.consumer.conversation.read()  # perhaps it has come while a task ran, or is overdue
-            if self.rounds.is_asking or self._delivery.has_next or self.rounds.is_empty:
-                return
+        if was_asking and (self.rounds.is_asking or self._delivery.has_next or self.rounds.is_empty):
+            return
         credit = self.credit()
         self.is_starved = credit == 0
         if not credit or self._can_wait(credit):

@@ -1,8 +1,8 @@
 """Handover: tracks the tasks that a worker has handed to its pool, which run on even if the connection is lost.
 
 Stock Celery leaves such tasks to the visibility timeout, and runs them twice. Here, each message is either put back or
-left to the pool. The messages of tasks that the pool has taken stay in flight until they are acknowledged, over the
-next connection.
+left to the pool. The messages of tasks that the pool has taken stay in flight until they are acknowledged, by the
+watchdog of the connection that was lost.
 
 Undocumented parts of Celery (5.6 and 5.7) that this module uses
     `pool.apply_async`: a request calls it with the function that runs its task, and with
