@@ -248,6 +248,31 @@ class Queues:
         with self._inspector("cannot read who consumes the queues") as inspector:
             return consumers(inspector.lists, partial=partial)
 
+    def pause(self, queue: str) -> bool:
+        """Let workers fetch no tasks from a queue, until `resume`. Those that start later keep to it, too.
+
+        Delayed tasks go on becoming ready, and can be cancelled. Tasks that a worker has received already run.
+        Workers obey within a second. Those with kombu's own transport, and consumers without acknowledgements, do not.
+
+        Args:
+            queue: its name; all of its priorities are paused.
+
+        Returns:
+            False if it was paused already.
+        """
+        with self._inspector(f"cannot pause queue {queue!r}") as inspector:
+            return inspector.pause(queue)
+
+    def resume(self, queue: str) -> bool:
+        """Let workers fetch from a paused queue again; returns False if it was not paused."""
+        with self._inspector(f"cannot resume queue {queue!r}") as inspector:
+            return inspector.resume(queue)
+
+    def paused(self) -> list[str]:
+        """Return the names of the paused queues, sorted."""
+        with self._inspector("cannot look up paused queues") as inspector:
+            return sorted(inspector.lists.paused())
+
     def export(self, file: File, *, queues: Iterable[str] = (), on_progress: OnProgress | None = None) -> int:
         """Write all waiting tasks to a file of JSON lines, and return how many there were. See `backup.export`.
 

@@ -6,7 +6,7 @@ broker     the app's broker, its inspector and its queues
 plain      lines without control characters
 output     tables, JSON, progress
 times      parsing and formatting of times
-status, listing, changes, backup, dead, top, transfer, check, metrics, web, workers      the commands
+status, listing, changes, pause, backup, dead, top, transfer, check, metrics, web, workers      the commands
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ _COMMANDS = {
     "list": "listing:list_",
     "metrics": "metrics:metrics",
     "orphans": "orphans:orphans",
+    "pause": "pause:pause",
     "release": "backup:release",
     "reschedule": "changes:reschedule",
+    "resume": "pause:resume",
     "run-now": "changes:run_now",
     "schedule": "schedule:schedule",
     "show": "listing:show",

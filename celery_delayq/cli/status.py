@@ -77,7 +77,7 @@ def queue_table(counts: Counts, width: int) -> Table:
             continue
         left = None if queue.next_due_ms is None else shown_span(to_timedelta(queue.next_due_ms - counts.at_ms))
         table.add_row(
-            text(queue.queue),
+            text(f"{queue.queue} (paused)" if queue.is_paused else queue.queue),
             *([text(queue.node)] if clustered else []),
             *(f"{getattr(queue, name):,}" for name in _NUMBERS),
             shown(queue.next_due, short=narrow),
@@ -134,13 +134,20 @@ def _as_json(counts: Counts) -> dict[str, Any]:
 
     def row(queue: QueueCounts | LostQueue) -> dict[str, Any]:
         if isinstance(queue, LostQueue):
-            fields: dict[str, Any] = {"queue": queue.queue, **dict.fromkeys(_NUMBERS), "next_due": None, "punctual": []}
+            fields: dict[str, Any] = {
+                "queue": queue.queue,
+                **dict.fromkeys(_NUMBERS),
+                "next_due": None,
+                "punctual": [],
+                "paused": None,
+            }
             return {**fields, "node": queue.node, "error": queue.error}
         fields = {
             "queue": queue.queue,
             **{name: getattr(queue, name) for name in _NUMBERS},
             "next_due": text_of(queue.next_due_ms),
             "punctual": queue.punctual,
+            "paused": queue.is_paused,
         }
         return {**fields, "node": queue.node, "error": None} if clustered else fields
 

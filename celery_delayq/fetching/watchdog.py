@@ -63,6 +63,7 @@ from celery_delayq.queue.connections import (
     passing_refusal,
     refusals,
 )
+from celery_delayq.queue.paused import PAUSED
 from celery_delayq.queue.scripts import Renewed
 
 logger = getLogger(__name__)
@@ -104,6 +105,7 @@ class Watchdog:
     Args:
         consumer: the consumer whose leases it renews, and on whose lists it recovers messages of other consumers.
         on_lost: called in the watchdog's thread when others have given the consumer up.
+        on_paused: called there when queues may have been paused or resumed.
         patience_s: see `PATIENCE_S`.
         turn_s: length of a turn to look for missing consumers, in seconds.
         is_running: see `process.is_running`.
@@ -116,13 +118,14 @@ class Watchdog:
         self,
         consumer: Consumer,
         on_lost: Callable[[], None] = lambda: None,
+        on_paused: Callable[[], object] = lambda: None,
         *,
         patience_s: float = PATIENCE_S,
         turn_s: float = TURN_S,
         is_running: Callable[[str], bool | None] = is_running,
     ) -> None:
         self.consumer = consumer
-        self._on_lost = on_lost
+        self._on_lost, self._on_paused = on_lost, on_paused
         self._turn_s = turn_s
         self._is_running = is_running
         self._new_presence = partial(Presence, patience_s, is_running)
@@ -245,6 +248,7 @@ class Watchdog:
         """Watch the other consumers; returns True if there is nothing left to do."""
         consumer = self.consumer
         self._say(consumer.id)  # from now on, the others can see this one
+        self._on_paused()  # it may have missed that
         consumer.conversation.hears(subscription.told)
         self._look_at, self._may_look = time.monotonic(), True
         assert self._waker is not None
@@ -293,7 +297,9 @@ class Watchdog:
             self.consumer.conversation.on_changed(heard.changed)
             return
         word, _, other = heard.said.partition(" ")
-        if word in (_RUNNING, _SUSPENDED):
+        if word == PAUSED:
+            self._on_paused()
+        elif word in (_RUNNING, _SUSPENDED):
             self._presence.vouch(other, time.monotonic(), is_at_work=word == _RUNNING)
         elif word == _MISSING:
             running = self._is_running(other)

@@ -14,7 +14,7 @@ from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.health.finding import Finding, Level, merged, not_checked
 from celery_delayq.health.permissions import check_permissions, needs, with_same_command
 from celery_delayq.health.planning import check_planning
-from celery_delayq.health.queues import Waiting, check_overdue, check_queues, check_transfer, read_waiting
+from celery_delayq.health.queues import Waiting, check_overdue, check_paused, check_queues, check_transfer, read_waiting
 from celery_delayq.health.server_checks import (
     check_clock,
     check_connections,
@@ -68,6 +68,7 @@ def check_broker(app: Any, channel: Any) -> list[Finding]:
         "transfer": broker.of_waiting(check_transfer),
         "overdue": broker.of_waiting(check_overdue),
         "queues": broker.of_waiting(check_queues),
+        "paused": partial(check_paused, keyprefix=channel.global_keyprefix),
     }
     return merged(with_same_command([*broker.examine_all(of_server), *found]))
 

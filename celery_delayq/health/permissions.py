@@ -18,7 +18,7 @@ import redis
 from celery_delayq.health.finding import Finding, error, not_checked, ok
 from celery_delayq.health.servers import Server
 from celery_delayq.queue.connections import connection_of
-from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, alive_channel, registry
+from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, alive_channel, paused_key, registry
 
 #: A script that no server has. To run it is to read and write its keys.
 _NO_SCRIPT = "0" * 40
@@ -153,7 +153,7 @@ def _keys(channel: Any, queues: Iterable[str], db: int, in_cluster: bool) -> Ite
         for key in (channel.unacked_key, channel.unacked_index_key, channel.unacked_mutex_key):
             yield rule_for(f"{prefix}{key}", f"~{channel.unacked_key}*")
     schedule = ScheduleKeys.of(prefix, db, together=in_cluster)
-    for key in (registry(prefix), schedule.definitions, schedule.configurations, schedule.errors):
+    for key in (registry(prefix), paused_key(prefix), schedule.definitions, schedule.configurations, schedule.errors):
         yield rule_for(key, "")
 
 

@@ -18,7 +18,8 @@ from celery_delayq.basics.times import AFTER_9999_MS
 from celery_delayq.health.finding import Finding, error, not_checked, ok, warning
 from celery_delayq.health.servers import Server
 from celery_delayq.inspector.broker_lists import BrokerList
-from celery_delayq.queue.keys import QueueKeys, registry
+from celery_delayq.queue.keys import QueueKeys, paused_key, registry
+from celery_delayq.queue.paused import paused
 from celery_delayq.queue.redirection import understood
 from celery_delayq.queue.scripts import score_to_ms
 
@@ -148,6 +149,16 @@ def check_overdue(waiting: Waiting, *, most_s: float | None = None) -> Iterator[
             yield error(f"Cannot check queue {queue!r}: {why.rstrip('.')}.")
     if not (late or waiting.refused):
         yield ok(f"No message is overdue by more than {late_s:g} s.")
+
+
+def check_paused(server: Server, *, keyprefix: str) -> Iterator[Finding]:
+    """Yield the paused queues."""
+    if server.serves(paused_key(keyprefix)):
+        for queue in sorted(paused(server.client, keyprefix)):
+            yield warning(
+                f"Queue {queue!r} is paused: workers fetch nothing from it.",
+                f"To go on: `celery -A ... delayq resume {queue}`.",
+            )
 
 
 def check_queues(waiting: Waiting) -> Iterator[Finding]:

@@ -14,6 +14,7 @@ from celery_delayq.queue.call import run_each
 from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.measuring import Measured, measure
+from celery_delayq.queue.paused import paused
 from celery_delayq.queue.registry import registered
 from celery_delayq.queue.waiting import scores_of
 
@@ -78,6 +79,10 @@ class BrokerLists:
                 raise
             seconds, microseconds = self.asking.time()  # of another node
         return int(seconds) * 1_000_000 + int(microseconds)
+
+    def paused(self) -> frozenset[str]:
+        """Return the names of the paused queues."""
+        return paused(self.asking, self.channel.global_keyprefix)
 
     def known(self, *queues: str, also_counted: bool = False) -> tuple[list[BrokerList], Lost]:
         """Return the lists, sorted by name; only those of some queues if any are given.

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
 
 from celery_delayq.basics.times import to_datetime
-from celery_delayq.inspector.away import Lost
+from celery_delayq.inspector.away import Lost, is_away
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.histogram import Bucket, ask_due, buckets_of, edges_of
+from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.measuring import Measured
 
 
@@ -29,6 +30,8 @@ class QueueCounts:
         next_due_ms: when the next message is due, unix time in ms; None if none waits.
         punctual: ids of the loops that moved messages last, as `<host>:<process id>:<number>`; one per list in use.
         node: host and port of its node of a Redis Cluster; None with a single server.
+        is_paused: whether workers fetch nothing from it, see `DelayQ.pause`. Unknown, and so False, while the node that
+            knows is away.
     """
 
     queue: str
@@ -40,6 +43,7 @@ class QueueCounts:
     next_due_ms: int | None
     punctual: tuple[str, ...]
     node: str | None = None
+    is_paused: bool = False
 
     @property
     def next_due(self) -> datetime | None:
@@ -86,12 +90,25 @@ def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = Fals
     due = ask_due(lists, waiting, edges)
     replies |= {one: numbers for one, numbers in due.items() if isinstance(numbers, Exception)}
     found, lost = lists.complete(replies, lost, partial=partial)
+    paused = _paused(lists)
     queues = [
-        _summed(queue, lists.node_of(group[0]), [found[broker_list] for broker_list in group])
+        replace(
+            _summed(queue, lists.node_of(group[0]), [found[broker_list] for broker_list in group]),
+            is_paused=queue in paused,
+        )
         for queue, group in ((queue, list(group)) for queue, group in groupby(found, key=lambda it: it.queue))
     ]
     spread = [numbers for one, numbers in due.items() if one in found and not isinstance(numbers, Exception)]
     return Counts(now_ms, tuple(queues), buckets_of(edges, spread), lost)
+
+
+def _paused(lists: BrokerLists) -> frozenset[str]:
+    try:
+        return lists.paused()
+    except CONNECTION_ERRORS as exc:
+        if not is_away(lists.client, exc):
+            raise
+        return frozenset()
 
 
 def _summed(queue: str, node: str | None, found: Sequence[Measured]) -> QueueCounts:

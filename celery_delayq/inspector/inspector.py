@@ -17,10 +17,10 @@ from celery_delayq.basics.times import Time, due_at, to_ms
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, OnProgress, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
-from celery_delayq.queue import holds
+from celery_delayq.queue import holds, paused
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.dead_letters import DeadLetters
-from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.delayed_queue import DelayedQueue, database_of
 from celery_delayq.transport.messages import with_eta
 
 T = TypeVar("T")
@@ -69,6 +69,21 @@ class Inspector:
         near = difflib.get_close_matches(queue, names)
         advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known queues are {', '.join(names)}"
         raise UnknownQueue(f"unknown queue {queue!r}: {advice}")
+
+    def pause(self, queue: str) -> bool:
+        """Let workers fetch nothing from a queue; see `DelayQ.pause`."""
+        self.check_queue(queue)
+        return self._change_paused(paused.pause, queue)
+
+    def resume(self, queue: str) -> bool:
+        """Let workers fetch from a queue again; see `DelayQ.resume`."""
+        if queue not in self.lists.paused():
+            self.check_queue(queue)
+        return self._change_paused(paused.resume, queue)
+
+    def _change_paused(self, change: Callable[..., bool], queue: str) -> bool:
+        client, prefix = self.lists.client, self.lists.channel.global_keyprefix
+        return change(client, queue, keyprefix=prefix, db=database_of(client))
 
     def get(self, task_ids: Sequence[str]) -> dict[str, ScheduledTask | None]:
         """Return waiting tasks; see `DelayQ.get`."""

@@ -17,6 +17,14 @@ class NothingWaits(Inspector):
     def __init__(self) -> None:
         self.lists = _NoLists()
 
+    def pause(self, queue: str) -> bool:
+        """Do nothing."""
+        return False
+
+    def resume(self, queue: str) -> bool:
+        """Do nothing."""
+        return False
+
 
 class _NoLists(BrokerLists):
     def __init__(self) -> None:
@@ -25,6 +33,9 @@ class _NoLists(BrokerLists):
 
     def now_us(self) -> int:
         return time.time_ns() // 1000
+
+    def paused(self) -> frozenset[str]:
+        return frozenset()
 
     def known(self, *queues: str, also_counted: bool = False) -> tuple[list[BrokerList], Lost]:
         return [], Lost()

@@ -114,6 +114,10 @@ class SnapshotCollector(Collector):
         """Yield the metrics, see prometheus_client."""
         queues = dict(sorted(self._snapshot.queues.items()))
         yield from _of_queues(queues)
+        paused = GaugeMetricFamily("delayq_paused", "1 if workers fetch nothing from a queue, else 0.", labels=[_QUEUE])
+        for name in queues:
+            paused.add_metric([name], int(name in self._snapshot.paused))
+        yield paused
         # A total that lacks a part of the queue would fall: Prometheus would take that for a restart.
         totals = {name: _totals(lists) for name, lists in queues.items() if name not in self._snapshot.unreadable}
         yield from _of_workers(totals)

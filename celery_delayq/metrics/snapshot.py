@@ -40,6 +40,7 @@ class Snapshot:
             out.
         nodes: on a cluster, for each node whether it answers.
         entries: periodic tasks.
+        paused: names of the paused queues.
         seconds: how long it took to read.
     """
 
@@ -47,6 +48,7 @@ class Snapshot:
     unreadable: set[str]
     nodes: dict[str, bool]
     entries: list[PeriodicTask]
+    paused: frozenset[str]
     seconds: float
 
 
@@ -89,7 +91,8 @@ class Reader:
                 queues.setdefault(one.queue, []).append(reply)
         if replies and not queues:
             raise next(reply for reply in replies.values() if isinstance(reply, Exception))
-        return Snapshot(queues, unreadable, _nodes(self._client), self._entries(), time.monotonic() - begin)
+        entries, paused = self._entries(), self._paused()
+        return Snapshot(queues, unreadable, _nodes(self._client), entries, paused, time.monotonic() - begin)
 
     def _find(self) -> list[BrokerList]:
         """Return the lists of the app's queues, and those for which messages wait or something was counted.
@@ -125,6 +128,16 @@ class Reader:
             entry if entry.queue is None else replace(entry, queue=self._lists.parse(entry.queue).queue)
             for entry in entries
         ]
+
+    def _paused(self) -> frozenset[str]:
+        """Return the paused queues; none if the server refuses, or if their node is away."""
+        try:
+            return self._lists.paused()
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            if isinstance(exc, CONNECTION_ERRORS) and not is_cluster(self._client):
+                raise
+            self._note("The metrics do not know which queues are paused", exc)
+            return frozenset()
 
     def _note(self, what: str, why: object) -> None:
         text = f"{what}: {why}"

@@ -152,6 +152,15 @@ def counted(keyprefix: str = "") -> str:
     return f"{keyprefix}delayq:metrics"
 
 
+def paused_key(keyprefix: str = "") -> str:
+    """Return the name of the SET of the paused queues, by kombu's names.
+
+    Args:
+        keyprefix: kombu's `global_keyprefix`.
+    """
+    return f"{keyprefix}delayq:paused"
+
+
 def hello_channel(db: int = 0) -> str:
     """Return the name of the channel on which new consumers announce themselves."""
     return f"delayq:alive:{db}"

@@ -12,6 +12,7 @@
     rounds      asks one list after the other
     lists       from which lists, in which order
     delivery    delivers what was fetched
+    paused      the queues that it does not fetch from
     program     what it asks the worker, or another program that consumes
     protocols   what channel, transport and poller know of each other
     slots       connections that wait for messages
@@ -23,6 +24,7 @@
     poller      kombu's poller, with those connections
     qos         acknowledges messages
     redelivery  rewrites messages that are delivered again
+    requeue     lets a task that has killed its process, or rejected its message, run again later
     last_delivery  delivers a message alone before it becomes a dead letter
     refusal     sets aside messages that no consumer can take
     urls        the URL schemes, and how kombu reads them
@@ -80,6 +82,7 @@ if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when 
     from celery_delayq.transport.ahead import Ahead
     from celery_delayq.transport.last_delivery import LastDelivery
     from celery_delayq.transport.nodes import Nodes
+    from celery_delayq.transport.paused import Paused
 
 __all__ = ["ClusterTransport", "SentinelTransport", "Transport", "register"]
 
@@ -164,6 +167,13 @@ class Transport(kombu_redis.Transport):
         from celery_delayq.transport.ahead import Ahead
 
         return Ahead()
+
+    @cached_property
+    def paused(self) -> Paused:
+        """The queues that it does not fetch from."""
+        from celery_delayq.transport.paused import Paused
+
+        return Paused(self.cycle)
 
     @cached_property
     def last_delivery(self) -> LastDelivery:

@@ -106,9 +106,21 @@ class Fetcher:
             self._waits.drop_ended(gone)
             self._delivery.give_back(self, lambda queue: queue not in queues)
         if self.consumer is not None:
-            for name in self.consumer.names - {name for _, name in self._lists.of(queues)}:
+            consumed = self._siblings.consumed_at(self.server)
+            for name in self.consumer.names - {name for _, name in self._lists.of(consumed)}:
                 if not self._waits.has(name) and not self.rounds.asks(name):
                     self.consumer.part(name)
+
+    def join_paused(self) -> None:
+        """Have leases on paused lists, too: whoever would fetch from them recovers what others leave there."""
+        consumed = self._siblings.consumed_at(self.server)
+        for _, name in self._lists.of([queue for queue in consumed if not self.is_consumed(queue)]):
+            self._lists.attempt(name, self._begin().consumer.join, name)
+
+    def part(self, queue: str, name: str) -> None:
+        """Stop consuming a list, unless its queue is only paused."""
+        if self.consumer is not None and queue not in self._siblings.consumed_at(self.server):
+            self.consumer.part(name)
 
     def tidy(self) -> None:
         """Handle the replies to acknowledgements: perhaps nothing is fetched. They also reveal a lost connection.
@@ -281,7 +293,7 @@ class Fetcher:
             self._siblings.lose(self, exc)
 
     def is_consumed(self, queue: str) -> bool:
-        """Return whether a queue is fetched from."""
+        """Return whether a queue is fetched from: it is consumed, and not paused."""
         return queue in self._queues()
 
     def may_wait(self) -> bool:

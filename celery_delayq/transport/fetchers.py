@@ -51,6 +51,7 @@ class Fetchers:
         #: When one had messages last (monotonic).
         self._found_at = 0.0
         self._is_ending_waits = False
+        self._paused: frozenset[str] = frozenset()
 
     @property
     def _all(self) -> list[Fetcher]:
@@ -58,9 +59,14 @@ class Fetchers:
 
     # -- which servers
 
-    def queues_at(self, server: str) -> list[str]:
+    def consumed_at(self, server: str) -> list[str]:
         """Return the consumed queues whose lists are at a server, each once."""
         return list(dict.fromkeys(self._channel.task_queues.values()))
+
+    def queues_at(self, server: str) -> list[str]:
+        """Return those of them that are not paused."""
+        queues = self.consumed_at(server)
+        return [queue for queue in queues if queue not in self._paused] if self._paused else queues
 
     def station(self, server: str) -> Station:
         """Return the station at a server."""
@@ -85,8 +91,17 @@ class Fetchers:
         return fetcher
 
     def on_queues_changed(self) -> None:
-        """Follow a change of `channel.task_queues`."""
+        """Follow a change of `channel.task_queues`, or of the paused ones."""
         self._try_each(Fetcher.on_queues_changed)
+
+    def _follow_paused(self) -> None:
+        """Fetch no more from queues that are paused now, and from those again that are not."""
+        paused = self._channel.connection.paused.names(self._channel)
+        if paused != self._paused:
+            self._paused = paused
+            self.on_queues_changed()
+            self._follow()
+            self._try_each(Fetcher.join_paused)
 
     # -- what a server may do to a fetcher
 
@@ -182,6 +197,7 @@ class Fetchers:
             redis.ConnectionError: the connection to a single server is lost.
         """
         self._follow()
+        self._follow_paused()
         if self.delivery.has_next:
             return
         now = time.monotonic()

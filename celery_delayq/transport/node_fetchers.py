@@ -60,12 +60,12 @@ class NodeFetchers(Fetchers):
 
     # -- which nodes
 
-    def queues_at(self, server: str) -> list[str]:
+    def consumed_at(self, server: str) -> list[str]:
         """Return the consumed queues whose lists are at a node."""
         queues = self._queues
         if queues is None:
             queues = self._queues = {}  # first: another thread may say that nodes have changed
-            for queue in super().queues_at(server):
+            for queue in super().consumed_at(server):
                 with suppress(exceptions.RedisError):  # nobody serves its slot now
                     queues.setdefault(self._server_of(queue), []).append(queue)
         return queues.get(server, [])
@@ -102,7 +102,7 @@ class NodeFetchers(Fetchers):
         for server in self._fetchers.keys() - masters.keys():
             self._end(self._fetchers[server])
         for server, address in masters.items():
-            if self.queues_at(server) and not self._channel.nodes.is_lost(address):
+            if self.consumed_at(server) and not self._channel.nodes.is_lost(address):
                 self._at(server)
         self._bind()
         if is_new:
@@ -127,7 +127,7 @@ class NodeFetchers(Fetchers):
         self.on_nodes_changed()
         super().on_queues_changed()
         for server in self._late.copy():
-            if not self.queues_at(server):
+            if not self.consumed_at(server):
                 self._wait_no_more(server)
 
     def on_nodes_changed(self) -> None:

@@ -139,7 +139,7 @@ class Rounds:
         assert station is not None
         self._question = None
         if not self._taker.is_consumed(queue) and not self._waits.has(name):
-            station.consumer.part(name)
+            self._taker.part(queue, name)
         if found is None or isinstance(found, BaseException):
             self._on_no_answer(name, found)
         else:

@@ -58,7 +58,11 @@ class Station:
         )
         self._cycle = transport.cycle
         self.rare_lists = RareLists(transport.cycle, self.consumer.conversation, transport.slot_of)
-        self.watchdog = Watchdog(self.consumer, on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"))
+        self.watchdog = Watchdog(
+            self.consumer,
+            on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"),
+            on_paused=partial(call_of, weakref.ref(transport), "paused.tell"),
+        )
         self.watchdog.start()
         transport.ends_with(self.consumer)
 

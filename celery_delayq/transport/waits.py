@@ -124,7 +124,7 @@ class Waits:
             self._taker.take(slot.queue, slot.name, [message])
         if not self._taker.is_consumed(slot.queue):
             self.drop(slot)
-            consumer.part(slot.name)
+            self._taker.part(slot.queue, slot.name)
         elif self.is_sparing:
             self.drop(slot)
         elif message is None and not self._lists.was_refused(slot.name) and self._taker.may_wait():

@@ -227,4 +227,4 @@ class TestCompletion:
         assert self.complete(broker_url, ledger_url, "list", "--queue", "", app=app) == []
 
     def test_commands(self, broker_url: str, ledger_url: str) -> None:
-        assert self.complete(broker_url, ledger_url, "re") == ["release", "reschedule"]
+        assert self.complete(broker_url, ledger_url, "re") == ["release", "reschedule", "resume"]

@@ -57,6 +57,7 @@ def test_json(app: Celery, waiting: DelayedQueue, command: Command) -> None:
         "dead": 1,
         "next_due": (etas[1] - timedelta(days=1)).isoformat(),
         "punctual": ["host:4711:1"],
+        "paused": False,
     }
     assert queues["other"]["delayed"] == 2
     assert found["totals"] == {"ready": 1, "delayed": 3, "overdue": 0, "in_flight": 2, "dead": 1}

@@ -50,6 +50,14 @@ def test_counts_are_those_of_all_priorities(app: Celery, waiting: DelayedQueue, 
     assert found.get("delayq_next_due_timestamp_seconds") is None
 
 
+def test_a_paused_queue_has_a_mark(app: Celery, waiting: DelayedQueue, scrape: Scrape) -> None:
+    assert scrape().get("delayq_paused") == 0
+    app.delayq.pause("celery")
+    assert scrape().get("delayq_paused") == 1
+    app.delayq.resume("celery")
+    assert scrape().get("delayq_paused") == 0
+
+
 def test_what_waits_is_counted_by_when_it_is_due(app: Celery, waiting: DelayedQueue, scrape: Scrape) -> None:
     now = now_ms(waiting.client)
     for in_s in (50, 290, 3500, 7200):

@@ -1,0 +1,26 @@
+"""`pause` and `resume`, and where else one sees that a queue is paused."""
+
+from __future__ import annotations
+
+from celery import Celery
+
+from celery_delayq.queue.delayed_queue import DelayedQueue
+from tests.cli.running import Command
+
+
+def test_a_queue_is_paused_and_resumed(app: Celery, waiting: DelayedQueue, command: Command) -> None:
+    assert command("pause", "celery").stdout == "celery: paused.\n"
+    assert command("pause", "celery").stdout == "celery: was paused already.\n"
+    assert app.delayq.paused() == ["celery"]
+    assert "celery (paused)" in command("status").stdout
+    assert [queue["paused"] for queue in command("status", "--json").json()[0]["queues"]] == [True]
+    assert "Queue 'celery' is paused: workers fetch nothing from it." in command("check").stdout
+    assert command("resume", "celery", "--json").json() == [{"queue": "celery", "done": True}]
+    assert command("resume", "celery").stdout == "celery: was not paused.\n"
+    assert "paused" not in command("status").stdout
+
+
+def test_an_unknown_queue_is_an_error(waiting: DelayedQueue, command: Command) -> None:
+    found = command("pause", "celry")
+    assert found.code == 1
+    assert "did you mean 'celery'?" in found.stderr
