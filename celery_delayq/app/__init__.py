@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from celery import Celery, signals
 from kombu.utils.imports import symbol_by_name
@@ -33,6 +33,13 @@ T = TypeVar("T")
 #: Names a task: its id, or its result.
 TaskId: TypeAlias = "str | AsyncResult"
 
+
+class Group(Protocol):
+    """Several results: a `GroupResult`. A Protocol, since a type checker without stubs of Celery knows none."""
+
+    results: Any
+
+
 #: The bootsteps of a worker, which imports them; and what registers its remote control commands.
 _STEPS = ("celery_delayq.worker.bootsteps:Plan", "celery_delayq.worker.bootsteps:Transfer")
 _COMMANDS = "celery_delayq.worker.commands:register"
@@ -54,8 +61,8 @@ class DelayQ(Queues):
 
     No worker needs to run for the methods that read or change waiting tasks. They take a task id or a result. If you
     pass several (a list, a `GroupResult`), they return a dict with one answer per id. Only the first task of a chain
-    waits: pass `result.parent.id` and so on. If an id was scheduled several times, the methods apply to all of these
-    tasks.
+    waits: `cancel` finds it by the result of the chain; to the others pass `result.parent` and so on. If an id was
+    scheduled several times, the methods apply to all of these tasks.
 
     Times are datetimes, or unix time in seconds. Naive datetimes are taken as UTC, like a naive eta in Celery. If local
     time, or that of the app's `timezone`, is another, a naive eta causes a `NaiveEtaWarning`, once in each process. The
@@ -95,10 +102,12 @@ class DelayQ(Queues):
         signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
 
     @overload
+    def get(self, task_id: Group) -> dict[str, ScheduledTask | None]: ...
+    @overload
     def get(self, task_id: TaskId) -> ScheduledTask | None: ...
     @overload
     def get(self, task_id: Iterable[TaskId]) -> dict[str, ScheduledTask | None]: ...
-    def get(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+    def get(self, task_id: TaskId | Iterable[TaskId] | Group) -> Any:
         """Return a waiting task, or None if it is not waiting: it is due, has run, was cancelled, or was never delayed.
 
         If an id was scheduled several times, return the task that is due first. O(log N) for N waiting tasks.
@@ -137,13 +146,18 @@ class DelayQ(Queues):
         return bool(getattr(result, "was_new", True))
 
     @overload
+    def cancel(self, task_id: Group) -> dict[str, bool]: ...
+    @overload
     def cancel(self, task_id: TaskId) -> bool: ...
     @overload
     def cancel(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
-    def cancel(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+    def cancel(self, task_id: TaskId | Iterable[TaskId] | Group) -> Any:
         """Remove a waiting task for good: it will not run.
 
         Atomic with regard to the transfer: either this call or a worker gets the task. O(log N) for N waiting tasks.
+
+        The result of a chain or a chord leads to its earlier tasks. If the last one does not wait, the one before it
+        that does is removed, or those of a chord's header that do. So what follows never runs.
 
         The result of a cancelled task stays pending. A chord or chain that depends on it is not told. A lock that was
         taken for the task, for example by celery-singleton, is not released.
@@ -152,8 +166,22 @@ class DelayQ(Queues):
             True if the task was waiting. False if it is due and was moved to its queue, was cancelled before, or was
             never delayed.
         """
-        return self._each(task_id, lambda inspector, ids: inspector.cancel(ids))
+        is_one = _is_one(task_id)
+        tasks: list[Any] = [task_id] if is_one else list(task_id)  # type: ignore[arg-type]
+        results = [task for task in tasks if getattr(task, "parent", None) is not None]
 
+        def cancel(inspector: Inspector, ids: list[str]) -> dict[str, bool]:
+            cancelled = inspector.cancel(ids)
+            for result in results:
+                cancelled[result.id] = cancelled[result.id] or _cancel_before(inspector, result)
+            return cancelled
+
+        return self._each(task_id if is_one else tasks, cancel)
+
+    @overload
+    def reschedule(
+        self, task_id: Group, *, countdown: float | timedelta | None = ..., eta: Time | None = ...
+    ) -> dict[str, bool]: ...
     @overload
     def reschedule(
         self, task_id: TaskId, *, countdown: float | timedelta | None = ..., eta: Time | None = ...
@@ -163,7 +191,11 @@ class DelayQ(Queues):
         self, task_id: Iterable[TaskId], *, countdown: float | timedelta | None = ..., eta: Time | None = ...
     ) -> dict[str, bool]: ...
     def reschedule(
-        self, task_id: TaskId | Iterable[TaskId], *, countdown: float | timedelta | None = None, eta: Time | None = None
+        self,
+        task_id: TaskId | Iterable[TaskId] | Group,
+        *,
+        countdown: float | timedelta | None = None,
+        eta: Time | None = None,
     ) -> Any:
         """Give a waiting task a new due time. It keeps its id, and its eta header gets the new time.
 
@@ -187,10 +219,12 @@ class DelayQ(Queues):
         return self._each(task_id, lambda inspector, ids: inspector.reschedule(ids, countdown=countdown, eta=eta))
 
     @overload
+    def run_now(self, task_id: Group) -> dict[str, bool]: ...
+    @overload
     def run_now(self, task_id: TaskId) -> bool: ...
     @overload
     def run_now(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
-    def run_now(self, task_id: TaskId | Iterable[TaskId]) -> Any:
+    def run_now(self, task_id: TaskId | Iterable[TaskId] | Group) -> Any:
         """Move a waiting task to the back of its queue, as if it had been published without an eta.
 
         Atomic. The task is in its queue when this method returns; no transfer is needed.
@@ -246,9 +280,7 @@ class DelayQ(Queues):
         return Schedule(self.app, self._channel)
 
     def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
-        from celery.result import AsyncResult
-
-        is_one = isinstance(task_id, (str, bytes, AsyncResult)) or not isinstance(task_id, Iterable)
+        is_one = _is_one(task_id)
         ids = [_id_of(each) for each in ([task_id] if is_one else task_id)]
         with self._inspector(f"cannot look up task {ids[0]}" if is_one else "cannot look up the tasks") as inspector:
             found = ask(inspector, ids)
@@ -256,6 +288,26 @@ class DelayQ(Queues):
 
     def _key_of(self, key: str | Signature) -> str:
         return key if isinstance(key, str) else key_of(self.app, key)
+
+
+def _cancel_before(inspector: Inspector, result: Any) -> bool:
+    """Cancel what waits and comes before a task, in its chain or chord; returns whether anything did."""
+    before = result.parent
+    if before is None:
+        return False
+    header = getattr(before, "results", None)
+    some = [before] if header is None else header
+    cancelled = inspector.cancel([one.id for one in some if not hasattr(one, "results")])
+    # Whatever has become of one task of a header, the others need not run either.
+    rest = [_cancel_before(inspector, one) for one in some if not cancelled.get(one.id)]
+    found = any(cancelled.values()) or any(rest)
+    return found or (header is not None and _cancel_before(inspector, before))
+
+
+def _is_one(task_id: object) -> bool:
+    from celery.result import AsyncResult
+
+    return isinstance(task_id, (str, bytes, AsyncResult)) or not isinstance(task_id, Iterable)
 
 
 def _id_of(task_id: object) -> str:

@@ -1,0 +1,72 @@
+"""`cancel` of the result of a chain or a chord: the task of it that waits never runs, nor what comes after it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import redis
+from celery import Celery, chain, chord, group
+
+from tests.integration.long_tasks import add_long_tasks, long_worker
+from tests.ledger import Ledger
+from tests.support import wait_until
+from tests.worker_app import publisher
+
+pytestmark = pytest.mark.on_cluster
+
+LATER = {"countdown": 600}
+
+
+@pytest.fixture(scope="module")
+def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
+    with publisher(broker_url, ledger_url) as app:
+        yield add_long_tasks(app, Ledger(ledger_url))
+
+
+@pytest.fixture(autouse=True)
+def clean(broker_client: redis.Redis) -> None:
+    broker_client.flushall()
+
+
+def note(app: Celery, value: object, **options: Any) -> Any:
+    return app.tasks["note"].si(value).set(**options)
+
+
+def test_a_chain_whose_first_task_waits(app: Celery) -> None:
+    result = chain(note(app, 1, **LATER), note(app, 2), note(app, 3)).apply_async()
+    assert app.delayq.cancel(result) is True
+    assert app.delayq.get(result.parent.parent) is None
+    assert app.delayq.cancel(result) is False
+
+
+def test_a_chain_whose_second_task_waits(app: Celery, broker_url: str, ledger: Ledger) -> None:
+    with long_worker(broker=broker_url, ledger=ledger):
+        result = chain(note(app, 1), note(app, 2, **LATER), note(app, 3)).apply_async()
+        wait_until(lambda: app.delayq.get(result.parent) is not None, "the second waits")
+        assert app.delayq.cancel(result) is True
+        assert app.delayq.get(result.parent) is None
+
+
+def test_a_chord_whose_header_waits(app: Celery) -> None:
+    body = note(app, "body")
+    result = chord([note(app, 1, **LATER), chain(note(app, 2, **LATER), note(app, 3)), note(app, 4, **LATER)])(body)
+    assert app.delayq.scheduled().tasks
+    assert app.delayq.cancel(result) is True
+    assert not app.delayq.scheduled().tasks
+    assert app.delayq.cancel(result) is False
+
+
+def test_a_group_and_several_chains(app: Celery) -> None:
+    some = group(note(app, 1, **LATER), note(app, 2, **LATER)).apply_async()
+    assert app.delayq.cancel(some) == {child.id: True for child in some.results}
+    chains = [chain(note(app, 1, **LATER), note(app, 2)).apply_async() for _ in range(2)]
+    assert app.delayq.cancel(chains) == {result.id: True for result in chains}
+
+
+def test_a_chain_that_has_run(app: Celery, broker_url: str, ledger: Ledger) -> None:
+    with long_worker(broker=broker_url, ledger=ledger):
+        result = chain(note(app, 1), note(app, 2)).apply_async()
+        assert result.get(timeout=20) == 2
+        assert app.delayq.cancel(result) is False
