@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 from celery_delayq.basics.times import Time, to_ms
 from celery_delayq.inspector.away import Lost, LostQueue
@@ -153,6 +153,13 @@ class Page:
 
     def __len__(self) -> int:
         return len(self.tasks)
+
+    @overload
+    def __getitem__(self, at: int) -> ScheduledTask: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[ScheduledTask, ...]: ...
+    def __getitem__(self, at: int | slice) -> ScheduledTask | tuple[ScheduledTask, ...]:
+        return self.tasks[at]
 
 
 @dataclass(frozen=True)

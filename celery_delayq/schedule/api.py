@@ -36,6 +36,7 @@ class Schedule:
         delayq.schedule.pause("report")
         for entry in delayq.schedule:
             print(entry.name, entry.next_run)
+        delayq.schedule["report"].paused, len(delayq.schedule)
 
     Changes take effect in all planners at once. Threads may share a Schedule.
 
@@ -244,6 +245,18 @@ class Schedule:
         with self._store() as store:
             found = read_all(store, known=self._app.tasks)
         yield from found
+
+    def __getitem__(self, name: str) -> PeriodicTask:
+        """Return an entry, see `get`."""
+        return self.get(name)
+
+    def __len__(self) -> int:
+        """Return the number of entries."""
+        return sum(1 for _ in self)
+
+    def __bool__(self) -> bool:
+        """It is there, whether or not it has entries. Asks nothing."""
+        return True
 
     # -- helpers
 

@@ -190,7 +190,8 @@ class TestAtRunTime:
         wait_until(lambda: len(notes(ledger, "added")) >= 3, "it runs")
         # An occurrence is counted after it was put into its queue.
         wait_until(lambda: app.delayq.schedule.get("mine").runs >= 3, "its runs are counted")
-        shown = app.delayq.schedule.get("mine")
+        shown = app.delayq.schedule["mine"]
+        assert len(app.delayq.schedule) == 1
         assert shown.last_run is not None
         assert shown.next_run is not None
         assert shown.error is None

@@ -104,7 +104,9 @@ class TestPages:
         found = list(app.delayq.iter_scheduled(limit=7))
         assert sorted(ids(found), key=str) == sorted(published)
         assert [task.due for task in found] == sorted(task.due for task in found)
-        assert ids(app.delayq.scheduled()) == ids(found)
+        page = app.delayq.scheduled()
+        assert ids(page) == ids(found)
+        assert (page[0], page[-2:], len(page)) == (found[0], tuple(found[-2:]), len(found))
         for name in {task.broker_list for task in found}:
             of_list = [published[task.id] for task in found if task.broker_list == name]
             assert of_list == sorted(of_list), "the order of offers within a due time"
