@@ -15,6 +15,7 @@ from celery_delayq.web.words import marked
 ACTIONS = (
     *("cancel", "reschedule", "run_now"),
     *("dead.requeue", "dead.purge"),
+    *("queue.pause", "queue.resume"),
     *("schedule.add", "schedule.update", "schedule.remove"),
     *("schedule.pause", "schedule.resume", "schedule.run_now"),
 )

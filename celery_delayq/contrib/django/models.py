@@ -17,6 +17,8 @@ _NAMES = {
     "run_now": "Can run delayed tasks now",
     "dead.requeue": "Can requeue dead letters",
     "dead.purge": "Can delete dead letters",
+    "queue.pause": "Can pause queues",
+    "queue.resume": "Can resume queues",
     "schedule.add": "Can add periodic tasks",
     "schedule.update": "Can edit periodic tasks",
     "schedule.remove": "Can remove periodic tasks",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import Any
 
+from celery_delayq.basics.errors import UnknownQueue
 from celery_delayq.basics.times import to_datetime
+from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.consumers import Consumers, consumers
 from celery_delayq.inspector.counts import QueueCounts, count
 from celery_delayq.inspector.histogram import Histogram, histogram
 from celery_delayq.metrics.history import History
+from celery_delayq.web.access import Refusal
+from celery_delayq.web.audit import Change
 from celery_delayq.web.charts import Chart, bar_chart
 from celery_delayq.web.rendering import lateness
 from celery_delayq.web.request import Response, encoded
@@ -32,7 +36,7 @@ _MOST_QUEUES = 500
 _HISTORIES = (8, 72)
 
 
-def _show(view: View) -> Response:
+def _show(view: View, done: Any = None) -> Response:
     query = view.request.query
     span_s = _whole(query.get("span"), _HOUR_S, _HOUR_S, 365 * _DAY_S)
     start_ms = _whole(query.get("from"), 0, 0, _LATEST_MS)
@@ -61,11 +65,31 @@ def _show(view: View) -> Response:
         histories=_HISTORIES,
         past=past,
         past_charts=_past_charts(view, past),
-        is_live=True,
+        message=done,
+        is_live=not done,
     )
 
 
-PAGE = Page("/", _show)
+def _pause(view: View) -> Response:
+    return _change(view, Inspector.pause, view._("Paused."))
+
+
+def _resume(view: View) -> Response:
+    return _change(view, Inspector.resume, view._("Resumed."))
+
+
+def _change(view: View, change: Callable[[Inspector, str], bool], done: Any) -> Response:
+    queue = view.request.form.get("queue")
+    with view.broker.inspector() as inspector:
+        try:
+            changed = change(inspector, queue)
+        except UnknownQueue as exc:
+            raise Refusal(404, "There is no such queue.") from exc
+    view.audit(Change(view.request.form.get("action"), queue, int(changed), int(not changed)))
+    return _show(view, done)
+
+
+PAGE = Page("/", _show, {"queue.pause": _pause, "queue.resume": _resume})
 
 
 def _whole(text: str, default: int, least: int, most: int) -> int:

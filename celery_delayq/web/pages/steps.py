@@ -14,7 +14,7 @@ from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import View
 
 #: Actions without a question.
-_AT_ONCE = ("schedule.add", "schedule.update", "schedule.pause", "schedule.resume")
+_AT_ONCE = ("queue.pause", "queue.resume", "schedule.add", "schedule.update", "schedule.pause", "schedule.resume")
 
 #: How many tasks one request changes at most.
 CHUNK = 1000
