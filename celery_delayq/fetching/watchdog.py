@@ -340,6 +340,7 @@ class Watchdog:
                 for other, score in renewed.ended.items():
                     self._judge(name, other, score, now)
         self._visit_given_up(seen)
+        self._on_paused()  # nobody says so if the data was deleted, and a word may be lost
 
     def _judge(self, name: str, other: str, score: bytes, now: float) -> None:
         """Take the messages of a consumer whose lease on a list has ended, unless its process is at work."""

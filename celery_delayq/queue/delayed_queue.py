@@ -250,6 +250,7 @@ class DelayedQueue(Waiting):
         message_id: str,
         is_from_now: bool = False,
         holder: Holder | None = None,
+        client: redis.Redis | None = None,
     ) -> bool:
         """Move a message that a consumer has fetched from the list to the delayed queue. One atomic script.
 
@@ -261,6 +262,7 @@ class DelayedQueue(Waiting):
             message_id: `cancel` finds the message by this id.
             is_from_now: see `due_ms`.
             holder: if its task holds a unique key. It holds it while the message waits, as a delayed task does.
+            client: to use instead of that of the queue.
 
         Returns:
             Whether it was in flight. If not, nothing was stored.
@@ -276,7 +278,7 @@ class DelayedQueue(Waiting):
             payload=payload,
             mirrored=self.mirror_list,
             holder=holder,
-        ).run(self.client)
+        ).run(client or self.client)
         if moved and alone:
             # See `offer`. If this fails, the message is stored anyway, and the consumer's own loop knows the list.
             with suppress(redis.ResponseError):

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.transport import messages
+from celery_delayq.transport import messages, redelivery
 from celery_delayq.transport.eta_tasks import EtaTasks
 from celery_delayq.transport.keyed import holder_of
 from celery_delayq.transport.last_delivery import LastDelivery, Turn, isolate
@@ -121,6 +121,7 @@ class Delivery:
         except Exception:
             consumer.put_back([tag])
             raise
+        redelivery.hide(payload)
         try:
             self._channel.connection._deliver(payload, queue)
         except Exception as exc:

@@ -52,6 +52,8 @@ class Fetchers:
         self._found_at = 0.0
         self._is_ending_waits = False
         self._paused: frozenset[str] = frozenset()
+        #: Whether leases on paused lists may be missing.
+        self._has_new_lists = True
 
     @property
     def _all(self) -> list[Fetcher]:
@@ -87,11 +89,13 @@ class Fetchers:
         fetcher = self._fetchers.get(server)
         if fetcher is None:
             fetcher = self._fetchers[server] = Fetcher(self._channel, self, server)
+            self._has_new_lists = True
             self.attempt(fetcher, Fetcher.on_queues_changed)
         return fetcher
 
     def on_queues_changed(self) -> None:
         """Follow a change of `channel.task_queues`, or of the paused ones."""
+        self._has_new_lists = True
         self._try_each(Fetcher.on_queues_changed)
 
     def _follow_paused(self) -> None:
@@ -101,7 +105,10 @@ class Fetchers:
             self._paused = paused
             self.on_queues_changed()
             self._follow()
-            self._try_each(Fetcher.join_paused)
+        if self._has_new_lists:
+            self._has_new_lists = False
+            if self._paused:
+                self._try_each(Fetcher.join_paused)
 
     # -- what a server may do to a fetcher
 

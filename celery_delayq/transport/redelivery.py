@@ -106,6 +106,12 @@ def again(raw: bytes, *, counted: str, limit: int) -> tuple[bytes, int, bool]:
     return encode(message), count, False
 
 
+def hide(message: dict[str, Any]) -> None:
+    """Remove from a decoded message what counts its deliveries: Celery would send it on with a retry of the task."""
+    for name in (DELIVERY_COUNT, REQUEUE_COUNT, ALONE):
+        _pop_header(message, name)
+
+
 def holder_of(raw: bytes) -> Holder | None:
     """Return who holds a unique key by a message; None if nobody does."""
     message = messages.decode(raw, objects=True)

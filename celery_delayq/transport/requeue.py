@@ -13,7 +13,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.native import start_native_thread
-from celery_delayq.queue.connections import CONNECTION_ERRORS, refusals
+from celery_delayq.queue.connections import CONNECTION_ERRORS, hurried, new_id, refusals
 from celery_delayq.transport import messages, redelivery
 from celery_delayq.transport.messages import headers_of
 from celery_delayq.transport.protocols import Channel
@@ -45,7 +45,9 @@ def run_again(channel: Channel, consumer: Consumer, tag: str) -> None:
     limit = channel.connection.options[option]
     written, count, is_dead = redelivery.again(held.message, counted=header, limit=limit)
     headers = headers_of(messages.decode(held.message) or {})
-    task = f"Task {headers.get('task')}[{headers.get('id')}]"
+    task_id = headers.get("id")
+    # One of protocol 1 has its id in the body: nobody finds it while it pauses.
+    task = f"Task {headers.get('task')}[{task_id}]" if task_id else f"A task of {held.name!r}"
     if is_dead:
         logger.error("%s %s %d times, the limit, and became a dead letter of %r", task, what, count, held.name)
         consumer.set_aside(tag, written)
@@ -54,9 +56,6 @@ def run_again(channel: Channel, consumer: Consumer, tag: str) -> None:
         start_native_thread(tell)  # it may take long
         return
     pause_s = min(_LONGEST_S, _FIRST_S * 2 ** min(count - 1, 10))
-    if not isinstance(headers.get("id"), str) or consumer.conversation.is_late:
-        consumer.requeue(tag, written)
-        return
     try:
         channel.delayed_queue(held.name).offer_fetched(
             held.message,
@@ -64,8 +63,9 @@ def run_again(channel: Channel, consumer: Consumer, tag: str) -> None:
             consumer=consumer.id,
             due_ms=round(pause_s * 1000),
             is_from_now=True,
-            message_id=headers["id"],
+            message_id=task_id if isinstance(task_id, str) else new_id(),
             holder=held.holder,
+            client=hurried(channel.plain_client),
         )
     except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
         if not refusals.note(exc, logger):

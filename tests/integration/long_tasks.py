@@ -69,6 +69,10 @@ def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
         ledger.record(self.request.id)
         raise Reject("not now", requeue=True)
 
+    @app.task(bind=True, name="retrying", max_retries=None, lazy=False, shared=False)
+    def retrying(self: Any) -> None:
+        raise self.retry(countdown=600)
+
     @app.task(bind=True, name="kill_worker", acks_late=True, lazy=False, shared=False)
     def kill_worker(self: Any) -> None:
         """Kill the process in which it runs: with the solo pool, the worker."""

@@ -107,6 +107,32 @@ def test_messages_of_a_killed_worker_come_back_to_a_paused_queue(
         wait_until(lambda: len(ledger.runs()) == 2, "it runs again", 20)
 
 
+def test_a_paused_queue_that_a_worker_consumes_from_now_on_has_its_leases(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    send(app, "later")
+    app.delayq.pause("later")
+    with long_worker("-Q", "celery", broker=broker_url, ledger=ledger, pool="threads") as worker:
+        worker.wait_for_log("Queue 'later' is paused")
+        app.control.add_consumer("later")
+        wait_until(lambda: any("later" in it.queues for it in app.delayq.consumers().consumers), "it has a lease")
+        assert ledger.runs() == []
+        app.delayq.resume("later")
+        wait_until(ledger.runs, "it runs")
+
+
+def test_workers_notice_that_the_data_was_deleted(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    """Nobody says so. A word may be lost, too: they look with each renewal of a lease."""
+    with long_worker(broker=broker_url, ledger=ledger, transport={"lease": 2}) as worker:
+        app.delayq.pause("celery")
+        worker.wait_for_log("Queue 'celery' is paused")
+        broker_client.delete("delayq:paused")
+        sent = send(app)
+        wait_until(lambda: ledger.has([sent]), "it runs")
+
+
 def test_a_queue_is_paused_once_and_has_to_be_there(app: Celery) -> None:
     assert app.delayq.pause("celery")
     assert not app.delayq.pause("celery")

@@ -18,7 +18,7 @@ from tests.brokers import list_for
 from tests.integration.long_tasks import add_long_tasks, in_flight, long_worker
 from tests.ledger import Ledger
 from tests.support import wait_until
-from tests.worker_app import publisher
+from tests.worker_app import protocol_1, publisher
 
 pytestmark = pytest.mark.on_cluster
 
@@ -112,3 +112,23 @@ def test_it_holds_its_unique_key_while_it_pauses(
         other = app.send_task("note", unique=unique)
         assert other.id != result.id
         wait_until(lambda: ledger.has([other.id]), "the key is free")
+
+
+def test_a_retry_begins_anew(app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger) -> None:
+    """Celery sends the headers of a message on with a retry of its task."""
+    with start(broker_url, ledger, "prefork"):
+        result = app.send_task("retrying", headers={REQUEUE_COUNT: 5, DELIVERY_COUNT: 5, "mine": 1})
+        headers = wait_until_paused(app, result).headers
+        assert headers["mine"] == 1
+        assert not {REQUEUE_COUNT, DELIVERY_COUNT} & headers.keys()
+
+
+def test_a_message_of_protocol_1_pauses_too(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    with start(broker_url, ledger, "threads", requeue_limit=2), protocol_1(app):
+        result = app.send_task("rejecting_again")
+        letters = DeadLetters(broker_client, list_for(broker_client, "celery"))
+        wait_until(lambda: letters, "it is dead", 20)
+        first, second = runs_of(ledger, result)
+        assert second - first >= 0.9

@@ -172,3 +172,11 @@ def test_a_full_server_leaves_its_key_alone(queue: DelayedQueue) -> None:
     refused = pytest.raises(redis.ResponseError, match="maxmemory")
     with out_of_memory(queue.client), nothing_changes(queue.client), refused:
         offer_fetched(queue, b"1", holder=HOLDER)
+
+
+def test_a_key_that_is_held_until_the_task_starts_is_free_then(queue: DelayedQueue) -> None:
+    """Whether the worker's word that it has started came before or not."""
+    runs(queue, "start")
+    offer_fetched(queue, b"1", holder=HOLDER)
+    assert hold_of(queue) is None
+    assert queue.cancel("1") == 1

@@ -214,3 +214,23 @@ def test_all_nodes_of_the_url_are_dead() -> None:
         own.nodes[0].kill()
         with closing(Topology(seeds, pool_for)) as topology:
             assert {node.address for node in topology.masters()} >= set(addresses_of(own)[1:])
+
+
+def test_a_paused_queue_whose_master_is_replaced_is_resumed(redis_server: PrivateRedis) -> None:
+    """A worker that consumes nothing else still hears of it, at the successor."""
+    with cluster_with_replicas(redis_server) as (cluster, ledger), publisher(cluster.url(3), ledger.url) as app:
+        elsewhere = cluster.owner("delayq:paused")
+        queue = next(name for name in QUEUES if cluster.owner(name) is not elsewhere)
+        with Worker("-Q", queue, broker=cluster.url(3), ledger=ledger.url) as worker:
+            app.tasks["note"].apply_async(queue=queue)
+            wait_until(ledger.runs, "it runs")
+            app.delayq.pause(queue)
+            worker.wait_for_log(f"Queue {queue!r} is paused")
+            cluster.failover(cluster.owner(queue))
+            wait_until(
+                lambda: any(queue in it.queues for it in app.delayq.consumers(partial=True).consumers),
+                "it has leases at the successor",
+            )
+            sent = app.tasks["note"].apply_async(queue=queue)
+            app.delayq.resume(queue)
+            wait_until(lambda: ledger.has([sent.id]), "it runs")
