@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
 from celery import Celery
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.cli.running import Command
+
+pytestmark = pytest.mark.on_cluster
 
 
 def test_a_queue_is_paused_and_resumed(app: Celery, waiting: DelayedQueue, command: Command) -> None:

@@ -37,7 +37,7 @@ def samples() -> list[tuple[str, dict[str, str]]]:
     queue = Measured(0, head_due_ms=1, punctual="host:1:2", leases={"one": 1.0})
     now = datetime.now(timezone.utc)
     entry = PeriodicTask("report", "shop.report", 60.0, queue="celery", next_run=now, last_run=now)
-    snapshot = Snapshot({"celery": [queue]}, set(), {"127.0.0.1:7000": True}, [entry], 0.001)
+    snapshot = Snapshot({"celery": [queue]}, set(), {"127.0.0.1:7000": True}, [entry], frozenset({"celery"}), 0.001)
     return [
         (sample.name, {**OF_SCRAPES, **sample.labels})
         for family in registry_of(snapshot).collect()

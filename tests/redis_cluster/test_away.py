@@ -145,6 +145,7 @@ class TestStatus:
                 "queue": "q1",
                 **dict.fromkeys(("ready", "delayed", "overdue", "in_flight", "dead", "next_due")),
                 "punctual": [],
+                "paused": None,
                 "node": node.address,
                 "error": "does not answer",
             }
