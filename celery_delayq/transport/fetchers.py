@@ -286,7 +286,7 @@ class Fetchers:
             for fetcher in self._all:
                 if fetcher is not asker:
                     self.attempt(fetcher, Fetcher.end_waits)
-            asker.end_waits()
+            self.attempt(asker, Fetcher.end_waits)
         finally:
             self._is_ending_waits = False
 

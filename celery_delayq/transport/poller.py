@@ -107,8 +107,9 @@ class Poller(kombu_redis.MultiChannelPoller):
     def remove_slot(self, slot: Pollable) -> None:
         """Stop polling a slot. Call this before it disconnects: later, its descriptor may belong to another file."""
         for fd, (polled, _) in list(self._slots.items()):
-            if polled is slot:  # if its connection is lost, it does not know its descriptor any more
-                self.stop_polling(fd)
+            if polled is slot:
+                if slot.fileno() == fd:  # otherwise it is lost, was not polled any more, and another file may have that
+                    self.stop_polling(fd)
                 del self._slots[fd]
 
     def stop_polling(self, fd: int) -> None:
@@ -183,7 +184,9 @@ class Poller(kombu_redis.MultiChannelPoller):
         """The file descriptors that an event loop has to poll."""
         # kombu 5.6 keeps the descriptors of connections that were lost.
         connected = {sock.fileno() for sock in self._chan_to_sock.values()}
-        found: dict[int, Any] = {fd: it for fd, it in super().fds.items() if fd in connected} | self._slots
+        found: dict[int, Any] = {fd: it for fd, it in super().fds.items() if fd in connected}
+        # Nor those of slots: another file may have the number, that of a child process, for example.
+        found |= {fd: it for fd, it in self._slots.items() if it[0].fileno() == fd}
         if self._waker is not None:
             found[self._waker.fileno()] = self._waker
         return found

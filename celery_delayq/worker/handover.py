@@ -29,7 +29,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from billiard.einfo import ExceptionInfo
 from celery.concurrency.prefork import TaskPool as PreforkPool
 from celery.concurrency.solo import TaskPool as SoloPool
-from celery.exceptions import Reject
+from celery.exceptions import Reject, TaskRevokedError
 from celery.worker import state
 
 from celery_delayq.transport.channel import DelayedChannel
@@ -87,7 +87,11 @@ class Handover:
         message = _message_of(options.get("accept_callback"))
         if message is not None:
             if not _is_held(message):
-                return None
+                if isinstance(message.channel, DelayedChannel):
+                    message.channel.qos.forget(message.delivery_tag)
+                raise TaskRevokedError(
+                    "others have taken it over"
+                )  # Celery gives its place in the pool to the next one
             _wait_until_due(message)
             self._on_begin(message)
             acks_late = options["accept_callback"].__self__.task.acks_late
