@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from itertools import groupby
 
+from redis.exceptions import ResponseError
+
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.away import Lost, is_away
 from celery_delayq.inspector.broker_lists import BrokerLists
@@ -30,8 +32,8 @@ class QueueCounts:
         next_due_ms: when the next message is due, unix time in ms; None if none waits.
         punctual: ids of the loops that moved messages last, as `<host>:<process id>:<number>`; one per list in use.
         node: host and port of its node of a Redis Cluster; None with a single server.
-        is_paused: whether workers fetch nothing from it, see `DelayQ.pause`. Unknown, and so False, while the node that
-            knows is away.
+        is_paused: whether workers fetch nothing from it, see `DelayQ.pause`. False if that is unknown: the node that
+            knows is away, or the key is of another type.
     """
 
     queue: str
@@ -105,8 +107,8 @@ def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = Fals
 def _paused(lists: BrokerLists) -> frozenset[str]:
     try:
         return lists.paused()
-    except CONNECTION_ERRORS as exc:
-        if not is_away(lists.client, exc):
+    except (*CONNECTION_ERRORS, ResponseError) as exc:
+        if isinstance(exc, CONNECTION_ERRORS) and not is_away(lists.client, exc):
             raise
         return frozenset()
 

@@ -109,20 +109,10 @@ def offer_fetched(
 
     Returns whether it was in flight, and whether no other entry waits.
     """
-    return Call(
-        load("offer_fetched"),
-        (keys.in_flight(consumer), *keys.waiting, keys.holds),
-        (
-            message,
-            f"+{due_ms}" if is_from_now else due_ms,
-            message_key,
-            payload,
-            int(mirrored),
-            keys.channel,
-            holds.written([holder]),
-        ),
-        lambda reply: (bool(reply[0]), bool(reply[1])),
-    )
+    due = f"+{due_ms}" if is_from_now else due_ms
+    names = (keys.in_flight(consumer), *keys.waiting, keys.holds)
+    args = (message, due, message_key, payload, int(mirrored), keys.channel, holds.written([holder]))
+    return Call(load("offer_fetched"), names, args, lambda reply: (bool(reply[0]), bool(reply[1])))
 
 
 #: Maximum number of messages that one call of `offer_many` stores.

@@ -27,3 +27,9 @@ def test_an_unknown_queue_is_an_error(waiting: DelayedQueue, command: Command) -
     found = command("pause", "celry")
     assert found.code == 1
     assert "did you mean 'celery'?" in found.stderr
+
+
+def test_a_key_of_another_type_hides_nothing_else(waiting: DelayedQueue, command: Command) -> None:
+    waiting.client.set("delayq:paused", "?")
+    assert command("status", "--json").json()[0]["queues"][0]["queue"] == "celery"
+    assert "WRONGTYPE" in command("check").stdout
