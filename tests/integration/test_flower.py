@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import socket
 import sys
+import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
@@ -52,6 +53,9 @@ class Flower:
         try:
             with urllib.request.urlopen(self.url + path, data=data, timeout=30) as response:
                 return str(response.read().decode())
+        except urllib.error.HTTPError as error:
+            error.close()
+            return ""
         except OSError:
             return ""
 
