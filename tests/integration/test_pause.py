@@ -49,7 +49,7 @@ def test_workers_obey_until_it_is_resumed(
         wait_until(lambda: ledger.has([elsewhere]), "other queues go on")
         wait_until(lambda: app.delayq.get(delayed) is None, "delayed tasks become ready")
         assert not {ready, urgent, delayed} & {run.task_id for run in ledger.runs()}
-        assert in_flight(broker_client) == 0
+        wait_until(lambda: in_flight(broker_client) == 0, "what ran is acknowledged")
         (counts,) = [counts for counts in app.delayq.counts().queues if counts.queue == "celery"]
         assert (counts.is_paused, counts.ready) == (True, 3)
         assert app.delayq.resume("celery")
