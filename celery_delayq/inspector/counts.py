@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import groupby
 
@@ -94,10 +94,7 @@ def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = Fals
     found, lost = lists.complete(replies, lost, partial=partial)
     paused = _paused(lists)
     queues = [
-        replace(
-            _summed(queue, lists.node_of(group[0]), [found[broker_list] for broker_list in group]),
-            is_paused=queue in paused,
-        )
+        _summed(queue, lists.node_of(group[0]), [found[broker_list] for broker_list in group], queue in paused)
         for queue, group in ((queue, list(group)) for queue, group in groupby(found, key=lambda it: it.queue))
     ]
     spread = [numbers for one, numbers in due.items() if one in found and not isinstance(numbers, Exception)]
@@ -113,7 +110,7 @@ def _paused(lists: BrokerLists) -> frozenset[str]:
         return frozenset()
 
 
-def _summed(queue: str, node: str | None, found: Sequence[Measured]) -> QueueCounts:
+def _summed(queue: str, node: str | None, found: Sequence[Measured], is_paused: bool) -> QueueCounts:
     return QueueCounts(
         queue,
         ready=sum(one.ready for one in found),
@@ -124,4 +121,5 @@ def _summed(queue: str, node: str | None, found: Sequence[Measured]) -> QueueCou
         next_due_ms=min((one.head_due_ms for one in found if one.head_due_ms is not None), default=None),
         punctual=tuple(sorted({one.punctual for one in found} - {""})),
         node=node,
+        is_paused=is_paused,
     )

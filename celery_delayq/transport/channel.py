@@ -183,14 +183,15 @@ class DelayedChannel(PublishingChannel):
     def requeue(self, delivery_tag: str) -> None:
         """Put a fetched message to the back of its list; after `task_ended`, see `requeue.run_again`."""
         holder = self._transport.stations.holder(delivery_tag)
-        if holder is None:
+        held = None if holder is None else holder.held.get(delivery_tag)  # the watchdog may have let it go just now
+        if holder is None or held is None:
             return
-        if self.closed or not holder.held[delivery_tag].ended:
+        if self.closed or not held.ended:
             holder.requeue(delivery_tag)
             return
         from celery_delayq.transport.requeue import run_again
 
-        run_again(self, holder, delivery_tag)
+        run_again(self, holder, delivery_tag, held)
 
     def task_ended(self, delivery_tag: str, how: Literal["killed", "rejected"]) -> None:
         """Record how the task of a message has ended, before its message is requeued, see `Held`."""

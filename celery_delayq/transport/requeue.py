@@ -12,6 +12,7 @@ from logging import getLogger
 from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.fetching.held import Held
 from celery_delayq.fetching.native import start_native_thread
 from celery_delayq.queue.connections import CONNECTION_ERRORS, hurried, new_id, refusals
 from celery_delayq.transport import messages, redelivery
@@ -30,7 +31,7 @@ _COUNTED = {
 }
 
 
-def run_again(channel: Channel, consumer: Consumer, tag: str) -> None:
+def run_again(channel: Channel, consumer: Consumer, tag: str, held: Held) -> None:
     """Let a task run again later, or let its message be a dead letter. Never raises for the server or the network.
 
     If the message cannot go to the delayed queue, it goes to the back of its list.
@@ -38,9 +39,9 @@ def run_again(channel: Channel, consumer: Consumer, tag: str) -> None:
     Args:
         channel: an open one.
         consumer: it holds the message.
-        tag: of a message with `Held.ended`.
+        tag: of the message.
+        held: the message, with `Held.ended`.
     """
-    held = consumer.held[tag]
     header, option, what = _COUNTED[held.ended]
     limit = channel.connection.options[option]
     written, count, is_dead = redelivery.again(held.message, counted=header, limit=limit)
