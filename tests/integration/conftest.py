@@ -13,6 +13,7 @@ from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
 from tests import brokers
 from tests.brokers import Server
+from tests.integration.long_tasks import add_long_tasks
 from tests.ledger import Ledger
 from tests.worker_app import publisher
 
@@ -69,3 +70,15 @@ def waiting(broker_client: redis.Redis) -> Iterator[DelayedQueue]:
     yield DelayedQueue(broker_client, "celery")
     # All but the registry, in which pooled connections know their queues to be.
     broker_client.delete("-", *(key for key in broker_client.scan_iter() if key != b"delayq:queues"))
+
+
+@pytest.fixture(scope="module")
+def long_tasks(app: Celery, ledger_url: str) -> None:
+    """The app has the long tasks, too."""
+    add_long_tasks(app, Ledger(ledger_url))
+
+
+@pytest.fixture
+def empty_broker(broker_client: redis.Redis) -> None:
+    """The broker is empty at first."""
+    broker_client.flushall()

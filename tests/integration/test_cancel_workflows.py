@@ -2,32 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-import redis
 from celery import Celery, chain, chord, group
 
-from tests.integration.long_tasks import add_long_tasks, long_worker
+from tests.integration.long_tasks import long_worker
 from tests.ledger import Ledger
 from tests.support import wait_until
-from tests.worker_app import publisher
 
-pytestmark = pytest.mark.on_cluster
+pytestmark = [pytest.mark.on_cluster, pytest.mark.usefixtures("long_tasks", "empty_broker")]
 
 LATER = {"countdown": 600}
-
-
-@pytest.fixture(scope="module")
-def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
-    with publisher(broker_url, ledger_url) as app:
-        yield add_long_tasks(app, Ledger(ledger_url))
-
-
-@pytest.fixture(autouse=True)
-def clean(broker_client: redis.Redis) -> None:
-    broker_client.flushall()
 
 
 def note(app: Celery, value: object, **options: Any) -> Any:

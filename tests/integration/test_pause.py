@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 
 import pytest
 import redis
@@ -15,20 +14,9 @@ from tests.ledger import Ledger
 from tests.support import wait_until
 from tests.worker_app import publisher
 
-pytestmark = pytest.mark.on_cluster
+pytestmark = [pytest.mark.on_cluster, pytest.mark.usefixtures("empty_broker")]
 
 POOLS = ["prefork", "solo", "gevent"]
-
-
-@pytest.fixture(scope="module")
-def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
-    with publisher(broker_url, ledger_url) as app:
-        yield app
-
-
-@pytest.fixture(autouse=True)
-def clean(broker_client: redis.Redis) -> None:
-    broker_client.flushall()
 
 
 def send(app: Celery, queue: str = "celery", **options: object) -> str:

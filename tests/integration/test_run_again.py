@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,12 +14,12 @@ from celery_delayq import DeadLetters, Unique
 from celery_delayq.queue.dead_letters import DELIVERY_LIMIT
 from celery_delayq.transport.redelivery import DELIVERY_COUNT, REQUEUE_COUNT
 from tests.brokers import list_for
-from tests.integration.long_tasks import add_long_tasks, in_flight, long_worker
+from tests.integration.long_tasks import in_flight, long_worker
 from tests.ledger import Ledger
 from tests.support import wait_until
-from tests.worker_app import protocol_1, publisher
+from tests.worker_app import protocol_1
 
-pytestmark = pytest.mark.on_cluster
+pytestmark = [pytest.mark.on_cluster, pytest.mark.usefixtures("long_tasks", "empty_broker")]
 
 #: How a task ends -> its name, the option that limits it, the header that counts it.
 ENDS = {
@@ -37,17 +36,6 @@ CASES = [
     pytest.param("solo", "rejected", marks=pytest.mark.one_server("the pool makes no difference there")),
     pytest.param("gevent", "rejected", marks=pytest.mark.one_server("the pool makes no difference there")),
 ]
-
-
-@pytest.fixture(scope="module")
-def app(broker_url: str, ledger_url: str) -> Iterator[Celery]:
-    with publisher(broker_url, ledger_url) as app:
-        yield add_long_tasks(app, Ledger(ledger_url))
-
-
-@pytest.fixture(autouse=True)
-def clean(broker_client: redis.Redis) -> None:
-    broker_client.flushall()
 
 
 def start(broker_url: str, ledger: Ledger, pool: str, **options: Any) -> Any:
