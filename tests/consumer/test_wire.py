@@ -22,9 +22,8 @@ from celery_delayq.fetching import wire as module
 from celery_delayq.fetching.resp import Reader
 from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.connections import connection_of
-from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
-from tests.integration.certificates import Certificates
+from tests.integration.certificates import Certificates, reserved_port
 from tests.soak.proxy import Proxy
 from tests.support import wait_until
 
@@ -102,8 +101,11 @@ def wire(redis_server: PrivateRedis, client: redis.Redis) -> Iterator[Wire]:
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, str, int]]:
     """The port of a Redis that speaks TLS, the certificate of its authority, and its process."""
-    certificates, port = Certificates(tmp_path_factory.mktemp("certificates")), free_port()
-    with PrivateRedis(*certificates.redis_options(port), server=certificates.server()) as server:
+    certificates = Certificates(tmp_path_factory.mktemp("certificates"))
+    with (
+        reserved_port() as port,
+        PrivateRedis(*certificates.redis_options(port), server=certificates.server()) as server,
+    ):
         yield port, str(certificates.authority), server.pid
 
 

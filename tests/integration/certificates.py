@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
 from tests.support import missing, servers
 
@@ -16,6 +17,16 @@ from tests.support import missing, servers
 def _on_the_path() -> list[Path]:
     """Return each redis-server on the PATH: the first may be one from PyPI, which hides that of the machine."""
     return [server for folder in os.get_exec_path() if (server := Path(folder) / "redis-server").is_file()]
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """A port on which Redis may listen, and nobody else: it sets SO_REUSEADDR, as this holder does."""
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind(("127.0.0.1", 0))
+        port: int = holder.getsockname()[1]
+        yield port
 
 
 class Certificates:
@@ -57,7 +68,7 @@ class Certificates:
         return found or missing("no Redis server of this machine speaks TLS")
 
     def _is_spoken_by(self, server: Path) -> bool:
-        with suppress(RuntimeError), PrivateRedis(*self.redis_options(free_port()), server=server):
+        with reserved_port() as port, suppress(RuntimeError), PrivateRedis(*self.redis_options(port), server=server):
             return True
         return False
 

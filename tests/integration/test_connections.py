@@ -16,9 +16,8 @@ from kombu.exceptions import OperationalError
 from kombu.transport.redis import Channel as StockChannel
 
 from celery_delayq import DelayedQueue
-from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
-from tests.integration.certificates import Certificates
+from tests.integration.certificates import Certificates, reserved_port
 from tests.integration.test_results import keeps_a_result, results
 from tests.ledger import ALL_WELL, Ledger
 from tests.refusing import refusing
@@ -151,13 +150,11 @@ def certificates(tmp_path_factory: pytest.TempPathFactory) -> Certificates:
 
 @pytest.fixture(scope="module")
 def tls(certificates: Certificates) -> Iterator[tuple[PrivateRedis, int]]:
-    port = free_port()
-    server = PrivateRedis(*certificates.redis_options(port), server=certificates.server())
-    server.start()
-    with server.client() as client:
-        assert client.ping()
-    yield server, port
-    server.close()
+    with (
+        reserved_port() as port,
+        PrivateRedis(*certificates.redis_options(port), server=certificates.server()) as server,
+    ):
+        yield server, port
 
 
 class TestTLS:

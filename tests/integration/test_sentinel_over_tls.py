@@ -16,9 +16,8 @@ from kombu import Connection
 from kombu.exceptions import OperationalError
 
 from celery_delayq import register
-from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
-from tests.integration.certificates import Certificates
+from tests.integration.certificates import Certificates, reserved_port
 from tests.integration.test_results import NAMED, keeps_a_result, results
 from tests.ledger import Ledger
 from tests.sentinel import MASTER_NAME, sentinel_command
@@ -54,13 +53,12 @@ def servers(tmp_path: Path) -> Iterator[Servers]:
     register()
     certificates = Certificates(tmp_path)
     server = certificates.server()
-    ports = master_port, replica_port, *of_sentinels = [free_port() for _ in range(4)]
-    assert len({*ports}) == 4
 
     def tls(port: int) -> tuple[str, ...]:
         return (*certificates.redis_options(port), "--tls-replication", "yes")
 
     with ExitStack() as stack:
+        master_port, replica_port, *of_sentinels = [stack.enter_context(reserved_port()) for _ in range(4)]
         master = stack.enter_context(PrivateRedis(*tls(master_port), server=server))
         following = ("--repl-diskless-sync-delay", "0", "--replicaof", "127.0.0.1", str(master_port))
         replica = stack.enter_context(PrivateRedis(*tls(replica_port), *following, server=server))
