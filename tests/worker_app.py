@@ -149,8 +149,9 @@ def add_tasks(app: Celery, ledger: Ledger) -> None:
         with ledger.execution(self.request.id):
             ledger.record(self.request.id, [name, self.request.eta])
 
-    task(name="occurrence")(occurrence)
-    task(name="occurrence, expires", expires=6)(occurrence)
+    # Acknowledged early, one is lost if its worker is killed while it runs.
+    task(name="occurrence", acks_late=True)(occurrence)
+    task(name="occurrence, expires", acks_late=True, expires=6)(occurrence)
     for for_ in get_args(For):
         # One that is acknowledged early keeps its key for an hour if its worker is killed.
         task(name=f"occurrence, {for_}", unique=Unique(for_=for_), acks_late=for_ == "until_done")(occurrence)
