@@ -65,7 +65,8 @@ def judge_periodic(ledger: Ledger, harms: Sequence[Harm]) -> list[str]:
             ran[round((eta - min(runs[name])[0]).total_seconds() / _EVERY_S.get(name, 1.0))].append(task_id)
         wanted = max(ran, default=0) + 1
         twice = sum(max(0, len(ids) - 1 - sum(struck[it] for it in set(ids))) for ids in ran.values())
-        missing = 0 if name in _MAY_LEAVE_OUT and len(ran) > wanted / 2 else wanted - len(ran)
+        missing = [] if name in _MAY_LEAVE_OUT and len(ran) > wanted / 2 else sorted(set(range(wanted)) - set(ran))
         if missing or twice:
             found.append(f"periodic, {name}: of {wanted} occurrences, {missing} did not run, and {twice} ran twice")
+            found += [f"struck: {harm}" for harm in harms] if missing else []
     return found
