@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, ov
 from celery import Celery, signals
 from kombu.utils.imports import symbol_by_name
 
+from celery_delayq.app.dead import Dead
 from celery_delayq.app.queues import Queues
 from celery_delayq.basics.times import Time
 from celery_delayq.options.scheduler import warn_of_another
@@ -45,7 +46,7 @@ _STEPS = ("celery_delayq.worker.bootsteps:Plan", "celery_delayq.worker.bootsteps
 _COMMANDS = "celery_delayq.worker.commands:register"
 
 
-class DelayQ(Queues):
+class DelayQ(Queues, Dead):
     """Delayed tasks in Redis for a Celery app.
 
     Make it beside the app::

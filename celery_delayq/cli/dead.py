@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
 from typing import Any
@@ -41,27 +41,46 @@ from celery_delayq.cli.output import (
     tracked,
 )
 from celery_delayq.cli.plain import say
-from celery_delayq.cli.times import shown
+from celery_delayq.cli.times import WHEN, at, shown
 from celery_delayq.inspector import Inspector
-from celery_delayq.queue.dead_letters import MAX_LETTERS, NOT_AN_ENTRY, DeadChunk, DeadLetter, DeadLetters
+from celery_delayq.inspector.letters import LetterCriteria, change_of
+from celery_delayq.inspector.letters import requeue as requeue_letter
+from celery_delayq.queue.dead_letters import (
+    FAILED,
+    MAX_LETTERS,
+    NOT_AN_ENTRY,
+    REASONS,
+    DeadChunk,
+    DeadLetter,
+    DeadLetters,
+)
 from celery_delayq.transport import messages
-from celery_delayq.transport.redelivery import revived
 
 _queue_argument: Decorator = click.argument("queue", shell_complete=complete_queue)
 
+
+#: The options that select messages; see `_criteria_of`.
+_filters: Decorator = several(
+    click.option("--reason", type=click.Choice(REASONS), help="Only those with this reason."),
+    click.option("--task", help="Only tasks of this name."),
+    click.option("--after", metavar="TIME", type=WHEN, help="Only those set aside at this time or later."),
+    click.option("--before", metavar="TIME", type=WHEN, help="Only those set aside before this time."),
+    click.option("--text", help="Only those whose arguments or error contain this text."),
+)
 
 #: The arguments that select messages; see `_chosen`.
 _choosing = several(
     _queue_argument,
     click.argument("ids", nargs=-1, metavar="[ID]..."),
     click.option("--all", "everything", is_flag=True, help="All dead letters of the queue."),
+    _filters,
     json_option,
 )
 
 
 @click.group()
 def dead() -> None:
-    """Inspect, requeue and purge dead letters.
+    """Inspect, requeue and purge dead letters, and failed tasks that are kept.
 
     A dead letter is a message that was delivered too often, or that no worker can process.
     """
@@ -69,17 +88,20 @@ def dead() -> None:
 
 @command("list", dead)
 @click.argument("queue", default="", shell_complete=complete_queue)
+@_filters
 @page_options("dead letters")
 @json_option
-def list_(ctx: click.Context, queue: str, limit: int, cursor: str | None, everything: bool, as_json: bool) -> None:
+def list_(
+    ctx: click.Context, queue: str, limit: int, cursor: str | None, everything: bool, as_json: bool, **chosen: Any
+) -> None:
     """Show the dead letters of QUEUE, oldest first. Without QUEUE, use the app's default queue."""
     queue = queue or ctx.obj.app.conf.task_default_queue
     left = math.inf if everything else limit
     is_empty = True
     with inspecting(ctx.obj.app) as inspector, usage_errors():
-        letters = inspector.dead_letters(queue)
+        letters, criteria = inspector.dead_letters(queue), _criteria_of(inspector, chosen)
         while left:
-            page = letters.page(cursor, int(min(left, MAX_LETTERS)))
+            page = letters.page(cursor, int(min(left, MAX_LETTERS)), criteria.matches)
             cursor = page.cursor
             left -= len(page)
             if len(page):
@@ -91,7 +113,7 @@ def list_(ctx: click.Context, queue: str, limit: int, cursor: str | None, everyt
         if is_empty:
             inspector.check_queue(queue)
     if is_empty and not as_json:
-        say(f"No dead letters in queue {queue}.", err=True)
+        say(f"No {'matching ' if criteria else ''}dead letters in queue {queue}.", err=True)
     say_rest(cursor, "dead letters", as_json)
 
 
@@ -103,10 +125,12 @@ def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
     add_columns(table, "task")
     add_columns(table, "reason", firm=True)
     if not narrow:
+        add_columns(table, "error")
         add_columns(table, "deliveries", right=True, firm=True)
         add_columns(table, "set aside (UTC)", firm=True)
     for row in rows:
-        rest = () if narrow else (text(row["deliveries"]), text(shown(datetime.fromisoformat(row["at"]), short=True)))
+        error, runs = text(row["error"] or ""), text(row["deliveries"])
+        rest = () if narrow else (error, runs, text(shown(datetime.fromisoformat(row["at"]), short=True)))
         task = text(short_name(row["task"]) if narrow else row["task"], one_line=narrow)
         table.add_row(text(row["id"]), text(row["task_id"]), task, text(row["reason"]), *rest)
     return table
@@ -122,6 +146,8 @@ def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_jso
     with inspecting(ctx.obj.app) as inspector:
         (letter,) = _chosen(_letters(inspector, queue), queue, [letter_id])
     fields = {**_row(letter), "size": len(letter.message)}
+    if letter.reason == FAILED:
+        fields |= {"runs": letter.runs, "worker": letter.worker, "traceback": letter.traceback}
     if (message := messages.decode(letter.message)) is None:
         fields["message_base64"] = base64.b64encode(letter.message).decode()
     else:
@@ -147,44 +173,57 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 
 @command("requeue", dead)
 @_choosing
-def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool) -> None:
-    """Move dead letters to the end of QUEUE, by their IDs. Their delivery count starts again at zero."""
-    _check_choice(ids, everything)
+def requeue(
+    ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, **chosen: Any
+) -> None:
+    """Move dead letters to the end of QUEUE, by their IDs. Deliveries and retries count from zero again."""
     with inspecting(ctx.obj.app) as inspector:
+        criteria = _checked(inspector, ids, everything, chosen)
         letters = _letters(inspector, queue)
 
         def put_back(letter: DeadLetter) -> bool:
-            if letter.reason != NOT_AN_ENTRY:
-                return letters.requeue(letter, revived(letter.message))
-            say(f"cannot requeue {letter.id}: it is not a message. To delete it, use `dead purge`", err=True)
-            return False
+            if letter.reason == NOT_AN_ENTRY:
+                say(f"cannot requeue {letter.id}: it is not a message. To delete it, use `dead purge`", err=True)
+            return requeue_letter(letters, letter)
 
-        if everything:
-            change = partial(letters.requeue_some, MAX_LETTERS, revive=revived)
-            _change_all(ctx, "requeued", len(letters), change, as_json)
-        else:
+        if ids:
             _change(ctx, "requeued", _chosen(letters, queue, ids), put_back, as_json)
+        else:
+            _change_all(ctx, "requeued", len(letters), change_of("requeue", letters, criteria), as_json)
 
 
 @command("purge", dead)
 @_choosing
 @yes_option
-def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, yes: bool) -> None:
+def purge(
+    ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, yes: bool, **chosen: Any
+) -> None:
     """Delete dead letters of QUEUE for good, by their IDs."""
-    _check_choice(ids, everything)
     with inspecting(ctx.obj.app) as inspector:
+        criteria = _checked(inspector, ids, everything, chosen)
         letters = _letters(inspector, queue)
-        if everything:
-            if total := len(letters):
-                confirm(f"Delete {plural(total, 'dead letter')} of {queue!r} for good?", yes)
-            _change_all(ctx, "purged", total, partial(letters.purge_some, MAX_LETTERS), as_json)
-        else:
+        if ids:
             _change(ctx, "purged", _chosen(letters, queue, ids), lambda letter: bool(letters.purge(letter)), as_json)
+            return
+        if total := len(letters):
+            which = "matching ones of " if criteria else ""
+            confirm(f"Delete {which}{plural(total, 'dead letter')} of {queue!r} for good?", yes)
+        _change_all(ctx, "purged", total, change_of("purge", letters, criteria), as_json)
 
 
-def _check_choice(ids: tuple[str, ...], everything: bool) -> None:
-    if bool(ids) == everything:
-        raise click.UsageError("give either ids from `dead list`, or --all")
+def _criteria_of(inspector: Inspector, chosen: Mapping[str, Any]) -> LetterCriteria:
+    """Return the criteria that the options of `_filters` stand for."""
+    now_ms = inspector.lists.now_ms()
+    with usage_errors():
+        return LetterCriteria.of(**{**chosen, **{name: at(chosen[name], now_ms) for name in ("after", "before")}})
+
+
+def _checked(inspector: Inspector, ids: tuple[str, ...], everything: bool, chosen: Mapping[str, Any]) -> LetterCriteria:
+    """Return the criteria, after a check that ids, `--all` or criteria were given, and only one of them."""
+    criteria = _criteria_of(inspector, chosen)
+    if bool(ids) + everything + bool(criteria) != 1:
+        raise click.UsageError("give either ids from `dead list`, or options such as --task, or --all")
+    return criteria
 
 
 def _letters(inspector: Inspector, queue: str) -> DeadLetters:

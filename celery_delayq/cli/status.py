@@ -18,7 +18,7 @@ from celery_delayq.inspector.away import LostQueue
 from celery_delayq.inspector.counts import Counts, QueueCounts, count
 
 #: Number columns: attributes of `QueueCounts`.
-_NUMBERS = ("ready", "delayed", "overdue", "in_flight", "dead")
+_NUMBERS = ("ready", "delayed", "overdue", "in_flight", "dead", "failed")
 
 #: Width of the longest bar.
 _BAR = 50
@@ -63,23 +63,24 @@ def queue_table(counts: Counts, width: int) -> Table:
     narrow = width < NARROW
     clustered = _is_cluster(counts)
     with_workers = width >= WIDTH or not clustered
+    numbers = _NUMBERS if any(queue.failed for queue in counts.queues) else _NUMBERS[:-1]
     table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC", dense=narrow)
     add_columns(table, "queue", *(["node"] if clustered else []))
-    add_columns(table, *(name.replace("_", "-") for name in _NUMBERS), right=True, firm=True)
+    add_columns(table, *(name.replace("_", "-") for name in numbers), right=True, firm=True)
     add_columns(table, "next due (UTC)", firm=True)
     add_columns(table, "left", right=True, firm=True)
     if with_workers:
         add_columns(table, "punctual worker")
     for queue in _sorted(counts):
         if isinstance(queue, LostQueue):
-            dashes = ["-"] * (len(_NUMBERS) + 2 + with_workers)
+            dashes = ["-"] * (len(numbers) + 2 + with_workers)
             table.add_row(text(queue.queue), text(f"{queue.node or '-'} {queue.error}"), *dashes)
             continue
         left = None if queue.next_due_ms is None else shown_span(to_timedelta(queue.next_due_ms - counts.at_ms))
         table.add_row(
             text(f"{queue.queue} (paused)" if queue.is_paused else queue.queue),
             *([text(queue.node)] if clustered else []),
-            *(f"{getattr(queue, name):,}" for name in _NUMBERS),
+            *(f"{getattr(queue, name):,}" for name in numbers),
             shown(queue.next_due, short=narrow),
             text(left),
             *([text(", ".join(sorted({_process(loop) for loop in queue.punctual})) or None)] if with_workers else []),
@@ -89,7 +90,7 @@ def queue_table(counts: Counts, width: int) -> Table:
         table.add_row(
             "all others" if counts.lost.queues else "all",
             *([""] if clustered else []),
-            *(f"{number:,}" for number in _totals(counts).values()),
+            *(f"{number:,}" for name, number in _totals(counts).items() if name in numbers),
             shown(counts.next_due, short=narrow),
         )
     return table

@@ -123,11 +123,11 @@ class Recovery:
             holders=[self._redelivery.holder_of(raw) if is_dead else None for raw, _letter, is_dead in messages],
         ).run(client)
         moved = [message for message, was_moved in zip(messages, done.moved, strict=False) if was_moved]
-        dead = [(raw, letter) for raw, letter, is_dead in moved if is_dead]
+        dead = [letter for _, letter, is_dead in moved if is_dead]
         if dead:
-            for _, letter in dead:
+            for letter in dead:
                 self._redelivery.on_count(name, DEAD_LETTERS + reason_of(letter), 1)
-            self._tell_dead(name, [raw for raw, _ in dead])
+            self._tell_dead(name, dead)
         if len(moved) > len(dead):
             self._redelivery.on_count(name, RECOVERED + claim.reason, len(moved) - len(dead))
         claim.moved += len(moved) - len(dead)
@@ -149,7 +149,7 @@ class Recovery:
         )
 
         def tell() -> None:
-            for raw in dead:
-                self._redelivery.on_dead(name, raw)
+            for letter in dead:
+                self._redelivery.on_dead(name, letter)
 
         start_native_thread(tell)  # it may take long, and the lease must not wait

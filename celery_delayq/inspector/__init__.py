@@ -8,6 +8,7 @@
     counts        message counts per queue
     consumers     who consumes which lists, and what they hold
     bulk          changes of many tasks, a chunk at a time
+    letters       filters for dead letters, and changes of many
     backup        export, import, release
     inspector     Inspector: tasks by their ids or unique keys, and the lists for everything else
 

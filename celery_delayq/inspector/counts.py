@@ -34,6 +34,7 @@ class QueueCounts:
         node: host and port of its node of a Redis Cluster; None with a single server.
         is_paused: whether workers fetch nothing from it, see `DelayQ.pause`. False if that is unknown: the node that
             knows is away, or the key is of another type.
+        failed: failed tasks that are kept.
     """
 
     queue: str
@@ -46,6 +47,7 @@ class QueueCounts:
     punctual: tuple[str, ...]
     node: str | None = None
     is_paused: bool = False
+    failed: int = 0
 
     @property
     def next_due(self) -> datetime | None:
@@ -118,6 +120,7 @@ def _summed(queue: str, node: str | None, found: Sequence[Measured], is_paused: 
         overdue=sum(one.overdue for one in found),
         in_flight=sum(sum(one.in_flight.values()) for one in found),
         dead=sum(one.dead for one in found),
+        failed=sum(one.failed for one in found),
         next_due_ms=min((one.head_due_ms for one in found if one.head_due_ms is not None), default=None),
         punctual=tuple(sorted({one.punctual for one in found} - {""})),
         node=node,

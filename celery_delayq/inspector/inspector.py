@@ -159,10 +159,15 @@ class Inspector:
         """Move waiting tasks to their broker lists; see `DelayQ.run_now`. Atomic for each entry."""
         return self._move(task_ids, None)
 
-    def dead_letters(self, queue: str) -> DeadLetters:
-        """Return the dead letters of a queue, of all priorities. The queue need not be known."""
-        known, _ = self.lists.known(queue)
-        names = {found.name for found in known} | set(self.lists.channel.broker_lists(queue))
+    def dead_letters(self, queue: str | None = None) -> DeadLetters:
+        """Return the dead letters of a queue, of all priorities; or of all queues. The queue need not be known."""
+        known, lost = self.lists.known(*(() if queue is None else (queue,)))
+        lost.check()
+        of_queue = set() if queue is None else set(self.lists.channel.broker_lists(queue))
+        return self.letters_of(*{found.name for found in known}, *of_queue)
+
+    def letters_of(self, *names: str) -> DeadLetters:
+        """Return the dead letters of broker lists, by their full names."""
         return DeadLetters(self.lists.client, *names, writer=self.lists.channel.writer)
 
     def _move(self, task_ids: Sequence[str], eta: str | None) -> dict[str, bool]:

@@ -9,6 +9,7 @@ import redis
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.inspector import Inspector
+from celery_delayq.queue.dead_letters import DeadLetters
 
 
 class NothingWaits(Inspector):
@@ -16,6 +17,14 @@ class NothingWaits(Inspector):
 
     def __init__(self) -> None:
         self.lists = _NoLists()
+
+    def dead_letters(self, queue: str | None = None) -> DeadLetters:
+        """Return none."""
+        return DeadLetters(self.lists.client)
+
+    def letters_of(self, *names: str) -> DeadLetters:
+        """Return none."""
+        return self.dead_letters()
 
     def pause(self, queue: str) -> bool:
         """Do nothing."""

@@ -95,7 +95,7 @@ _COUNTERS = (
 #: the first increase of one that appears with it would not be seen.
 _BY_REASON = (
     ("delayq_recovered_messages", "Messages put back because their worker was gone.", RECOVERED, REASONS),
-    ("delayq_dead_letters", "Messages that were set aside.", DEAD_LETTERS, dead_letters.REASONS),
+    ("delayq_dead_letters", "Messages that were set aside.", DEAD_LETTERS, dead_letters.DEAD),
 )
 
 _HISTOGRAMS = (

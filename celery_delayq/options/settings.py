@@ -138,6 +138,9 @@ APP_SETTINGS: Mapping[str, Option] = {
     "transfer_batch_size": Option(TransferSettings.batch_size, 1, MAX_BATCH_SIZE),
     "transfer_lead": Option(0.01, 0.0, LONGEST_LEAD_S),
     "fail_dead_letters": Option(True),
+    "keep_failed": Option(False),
+    "keep_failed_for": Option(7 * 86400.0, 1.0, 366 * 86400.0),
+    "keep_failed_at_most": Option(10_000, 1, 1_000_000),
     "inspect_limit": Option(100, 0, 10_000),
     "metrics": Option(True),
     "schedule_missed": Option("once", choices=MISSED_POLICIES),
@@ -216,12 +219,28 @@ class ScheduleSettings:
 
 
 @dataclass(frozen=True)
+class FailedSettings:
+    """Which failed tasks are kept.
+
+    Attributes:
+        are_kept: whether those are that do not say so themselves.
+        for_ms: for how long, in ms.
+        at_most: how many of each broker list; then the oldest one is dropped.
+    """
+
+    are_kept: bool = False
+    for_ms: int = 0
+    at_most: int = 0
+
+
+@dataclass(frozen=True)
 class AppSettings:
     """The app's settings.
 
     Attributes:
         transfer: settings of transfer loops.
         fail_dead_letters: whether a task that reaches the delivery limit gets the result FAILURE.
+        failed: which failed tasks are kept.
         inspect_limit: maximum number of waiting tasks in a worker's reply to `inspect scheduled`.
         metrics: whether workers count, see the room `metrics`.
         schedule: defaults of periodic tasks.
@@ -229,6 +248,7 @@ class AppSettings:
 
     transfer: TransferSettings
     fail_dead_letters: bool
+    failed: FailedSettings
     inspect_limit: int
     metrics: bool
     schedule: ScheduleSettings
@@ -259,7 +279,12 @@ def app_settings(given: Mapping[str, Any]) -> AppSettings:
         max_lateness_s=values["schedule_max_lateness"],
         catch_up=values["schedule_catch_up"],
     )
-    return AppSettings(transfer, values["fail_dead_letters"], values["inspect_limit"], values["metrics"], schedule)
+    failed = FailedSettings(
+        values["keep_failed"], round(values["keep_failed_for"] * 1000), values["keep_failed_at_most"]
+    )
+    return AppSettings(
+        transfer, values["fail_dead_letters"], failed, values["inspect_limit"], values["metrics"], schedule
+    )
 
 
 def wrong_app_settings(given: Mapping[str, Any]) -> Iterator[str]:

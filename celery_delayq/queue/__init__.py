@@ -7,7 +7,8 @@ registry        the broker lists that may have waiting messages
 delayed_queue   DelayedQueue: offer, transfer, take
 waiting         its part for messages that wait: cancel, find, page, amend, remove, release
 measuring       numbers of a list, now and in the past
-dead_letters    messages that were set aside, with the reason: page, find, requeue, purge
+dead_letters    messages that were set aside, with the reason, and failed tasks: page, find, requeue, purge
+set_aside       its scripts
 cursors         what the cursor of a page is made of
 orphans         delayed queues that Java left behind
 clock           the server's clock

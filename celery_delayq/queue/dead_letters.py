@@ -1,7 +1,7 @@
-"""Dead letters: messages of broker lists that were set aside, with the reason. Knows only Redis.
+"""Dead letters: messages of broker lists that were set aside, with the reason, and failed tasks. Knows only Redis.
 
 The record of a letter is a line of JSON with what is known of it, a newline, and the message. Readers ignore further
-fields.
+fields. Failed tasks have keys of their own, since the oldest of them are dropped.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from types import NoneType
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import redis
 from redis.client import NEVER_DECODE
 
-from celery_delayq.queue import cursors, scripts
+from celery_delayq.queue import cursors, scripts, set_aside
 from celery_delayq.queue.keys import QueueKeys
 
 #: Reasons.
@@ -26,9 +26,11 @@ DELIVERY_LIMIT = "delivery-limit"
 NOT_A_MESSAGE = "not-a-message"
 NOT_AN_ENTRY = "not-an-entry"
 INVALID_TASK = "invalid-task"
+FAILED = "failed"
 
-#: All of them.
-REASONS = (DELIVERY_LIMIT, NOT_A_MESSAGE, NOT_AN_ENTRY, INVALID_TASK)
+#: Those of dead letters, and all.
+DEAD = (DELIVERY_LIMIT, NOT_A_MESSAGE, NOT_AN_ENTRY, INVALID_TASK)
+REASONS = (*DEAD, FAILED)
 
 #: Maximum number of letters of a page, or of a chunk.
 MAX_LETTERS = 1000
@@ -39,23 +41,31 @@ _READ = 100
 #: An id, as `lua/lib/bury.lua` makes it.
 _ID = re.compile("[0-9a-f]{16}")
 
-#: Where a letter is among those of several broker lists: its list, its time (ms), its id.
+#: Where a letter is among those of several broker lists: the label of its store, its time (ms), its id.
 Mark: TypeAlias = tuple[str, int, str]
+
+#: Whether a letter is wanted.
+Wanted: TypeAlias = "Callable[[DeadLetter], bool]"
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """A message that was set aside.
+    """A message that was set aside, or whose task has failed.
 
     Attributes:
         list_name: full name of its broker list.
         at_ms: when it was set aside, unix time in ms, by the server's clock.
-        id: identifies it in its list; the server chose it.
+        id: identifies it in its list.
         reason: `delivery-limit`, `not-a-message` (not a kombu message), `invalid-task` (no Celery worker can process
-            it), or `not-an-entry` (not an entry of a delayed queue, or its record is damaged).
+            it), `not-an-entry` (not an entry of a delayed queue, or its record is damaged), or `failed`.
         message: bytes of the message.
         deliveries: how many times it was delivered without an acknowledgement; None if unknown.
-        error: what is wrong with an invalid task; None for other reasons.
+        error: what is wrong with an invalid task, what the task did that was delivered too often, or type and text of
+            the exception with which it failed; None if unknown.
+        traceback: the last 20 kB of that of a failed task.
+        worker: name of the worker in which a task failed.
+        runs: how many times a failed task has run.
+        is_failure: whether it is a failed task, also if its record is damaged.
     """
 
     list_name: str
@@ -65,25 +75,39 @@ class DeadLetter:
     message: bytes
     deliveries: int | None = None
     error: str | None = None
+    traceback: str | None = None
+    worker: str | None = None
+    runs: int | None = None
+    is_failure: bool = False
 
 
-def pack(message: bytes, *, reason: str, deliveries: int | None = None, error: str | None = None) -> bytes:
-    """Return the record of a message. When it is written, the server adds its id and its time."""
-    head = {"reason": reason, "deliveries": deliveries, "error": error}
-    return json.dumps({name: value for name, value in head.items() if value is not None}).encode() + b"\n" + message
+#: What a record may say, and of which type it is.
+_FIELDS = {"deliveries": int, "error": str, "traceback": str, "worker": str, "runs": int}
 
 
-def unpack(list_name: str, at_ms: int, letter_id: str, record: bytes) -> DeadLetter:
+def pack(message: bytes, *, reason: str, **known: str | int | None) -> bytes:
+    """Return the record of a message.
+
+    Args:
+        message: its bytes.
+        reason: one of `REASONS`.
+        known: other attributes of a `DeadLetter`.
+    """
+    head = {"reason": reason, **{name: value for name, value in known.items() if value is not None}}
+    return json.dumps(head).encode() + b"\n" + message
+
+
+def unpack(list_name: str, at_ms: int, letter_id: str, record: bytes, *, is_failure: bool = False) -> DeadLetter:
     """Return the letter with this record."""
     first, _, message = record.partition(b"\n")
     try:
         head: Any = json.loads(first)
-        reason, deliveries, error = head["reason"], head.get("deliveries"), head.get("error")
-        if type(reason) is str and type(deliveries) in (int, NoneType) and type(error) in (str, NoneType):
-            return DeadLetter(list_name, at_ms, letter_id, reason, message, deliveries, error)
+        known = {name: head.get(name) for name in _FIELDS}
+        if type(head["reason"]) is str and all(type(known[name]) in (kind, NoneType) for name, kind in _FIELDS.items()):
+            return DeadLetter(list_name, at_ms, letter_id, head["reason"], message, is_failure=is_failure, **known)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    return DeadLetter(list_name, at_ms, letter_id, NOT_AN_ENTRY, record)
+    return DeadLetter(list_name, at_ms, letter_id, NOT_AN_ENTRY, record, is_failure=is_failure)
 
 
 def reason_of(record: bytes) -> str:
@@ -96,7 +120,7 @@ class DeadPage:
     """Some dead letters.
 
     Attributes:
-        letters: the letters.
+        letters: the letters. There may be fewer than the limit although more follow: only `cursor` tells.
         cursor: where the next page starts; None after the last page. It stays useful when letters are removed.
     """
 
@@ -125,26 +149,51 @@ class DeadChunk:
     cursor: str | None
 
 
+class _Store(NamedTuple):
+    """The dead letters of a broker list, or its failed tasks."""
+
+    keys: QueueKeys
+    failed: bool
+
+    @property
+    def label(self) -> str:
+        """What it is called in a cursor."""
+        return f"{'failed' if self.failed else 'dead'}:{self.keys.queue}"
+
+    @property
+    def letters(self) -> str:
+        """The key of letters and their times."""
+        return self.keys.failed if self.failed else self.keys.dead
+
+    @property
+    def records(self) -> str:
+        """The key of their records."""
+        return self.keys.failed_records if self.failed else self.keys.records
+
+
 class DeadLetters:
-    """The dead letters of a broker list, or of several. Safe to share between threads if the client is.
+    """The dead letters of a broker list, or of several, and the failed tasks. Safe for threads if the client is.
 
     Every method raises `redis.RedisError` if the server is away or refuses a command.
 
     Args:
         client: any `redis.Redis`.
-        names: full names of the broker lists. Letters come list by list, in each the oldest first.
+        names: full names of the broker lists. Letters come list by list, then the failed tasks of each; the oldest
+            first.
         writer: executes `requeue` and `requeue_some`; by default `client`. See `DelayedQueue`.
     """
 
     def __init__(self, client: redis.Redis, *names: str, writer: redis.Redis | None = None) -> None:
         self.client = client
         self.writer = client if writer is None else writer
-        self._lists = {name: QueueKeys.of(name) for name in sorted(names)}
+        stores = [_Store(QueueKeys.of(name), failed=failed) for name in names for failed in (False, True)]
+        #: Label -> store, sorted.
+        self._stores = {store.label: store for store in sorted(stores, key=attrgetter("label"))}
 
     def __len__(self) -> int:
         with self.client.pipeline(transaction=False) as pipe:
-            for keys in self._lists.values():
-                pipe.zcard(keys.dead)
+            for store in self._stores.values():
+                pipe.zcard(store.letters)
             return sum(pipe.execute())
 
     def __iter__(self) -> Iterator[DeadLetter]:
@@ -157,14 +206,15 @@ class DeadLetters:
             yield from self._letters(marks)
             after = marks[-1]
 
-    def page(self, cursor: str | None = None, limit: int = 100) -> DeadPage:
-        """Return a page of letters. It takes no longer if there are many.
+    def page(self, cursor: str | None = None, limit: int = 100, wanted: Wanted = bool) -> DeadPage:
+        """Return a page of letters. It takes no longer if there are many: it examines 1,000 at most.
 
         Letters may be requeued and purged between two pages: none of the others is missed or shown twice.
 
         Args:
             cursor: the cursor of the previous page; None for the first.
             limit: maximum number of letters, 1 to 1,000.
+            wanted: says which letters to return; by default, all.
 
         Raises:
             TypeError: `limit` is not a whole number, or `cursor` is not a string.
@@ -172,12 +222,14 @@ class DeadLetters:
         """
         after, _ = _read(cursor, limit)
         letters: list[DeadLetter] = []
-        while wanted := min(_READ, limit - len(letters)):
-            marks = self._marks(after, None, wanted + 1)
-            letters += self._letters(marks[:wanted])
-            if len(marks) <= wanted:
+        examined = 0
+        while (few := min(_READ, limit - len(letters))) and examined < MAX_LETTERS:
+            marks = self._marks(after, None, few + 1)
+            letters += filter(wanted, self._letters(marks[:few]))
+            if len(marks) <= few:
                 return DeadPage(tuple(letters), None)
-            after = marks[wanted - 1]
+            after = marks[few - 1]
+            examined += few
         return DeadPage(tuple(letters), cursors.encode([after]))
 
     def find(self, letter_id: str) -> DeadLetter | None:
@@ -190,9 +242,9 @@ class DeadLetters:
         if not ids:
             return {}
         with self.client.pipeline(transaction=False) as pipe:
-            for keys in self._lists.values():
-                pipe.zmscore(keys.dead, ids)
-            scores = zip(self._lists, pipe.execute(), strict=True)
+            for store in self._stores.values():
+                pipe.zmscore(store.letters, ids)
+            scores = zip(self._stores, pipe.execute(), strict=True)
         marks = [
             (name, scripts.score_to_ms(score) or 0, letter_id)
             for name, of_list in scores
@@ -217,23 +269,28 @@ class DeadLetters:
         if letter.reason == NOT_AN_ENTRY:
             raise ValueError(f"cannot requeue dead letter {letter.id}: it is not a message. To delete it, use purge()")
         letters = [(letter.id, letter.message if message is None else message)]
-        return bool(scripts.requeue_dead(self._lists[letter.list_name], letters=letters).run(self.writer))
+        return bool(self._requeue(self._store_of(letter), letters))
 
     def purge(self, letter: DeadLetter | None = None) -> int:
         """Remove one letter, or all. Returns how many were removed. Atomic, for each broker list."""
         if letter is not None:
-            return self._purge(letter.list_name, [letter.id])
+            return self._purge(self._store_of(letter), [letter.id])
         total = 0
-        for keys in self._lists.values():
+        for store in self._stores.values():
             with self.client.pipeline(transaction=True) as pipe:
-                pipe.zcard(keys.dead)
-                pipe.unlink(keys.dead)
-                pipe.unlink(keys.records)
+                pipe.zcard(store.letters)
+                pipe.unlink(store.letters)
+                pipe.unlink(store.records)
                 total += pipe.execute()[0]
         return total
 
     def requeue_some(
-        self, limit: int = 1000, cursor: str | None = None, *, revive: Callable[[bytes], bytes]
+        self,
+        limit: int = 1000,
+        cursor: str | None = None,
+        *,
+        revive: Callable[[bytes], bytes],
+        wanted: Wanted = bool,
     ) -> DeadChunk:
         """Move messages to the back of their broker lists. Each call moves 50 at most, and is atomic.
 
@@ -241,77 +298,95 @@ class DeadLetters:
         letter again meanwhile is not requeued for ever.
 
         Args:
-            limit: maximum number of letters to handle, 1 to 1,000.
+            limit: maximum number of letters to examine, 1 to 1,000.
             cursor: the cursor of the previous chunk, or of a page; None for the first letter.
             revive: returns the message to requeue for the message of a letter.
+            wanted: says which letters to requeue; by default, all.
 
         Raises:
             TypeError: `limit` is not a whole number, or `cursor` is not a string.
             ValueError: `limit` is out of range, or `cursor` is not the cursor of a chunk or page.
         """
 
-        def requeue(name: str, marks: Sequence[Mark]) -> tuple[int, int]:
-            letters = self._letters(marks)
+        def requeue(store: _Store, marks: Sequence[Mark]) -> tuple[int, int]:
+            letters = [*filter(wanted, self._letters(marks))]
             messages = [(one.id, revive(one.message)) for one in letters if one.reason != NOT_AN_ENTRY]
-            changed = scripts.requeue_dead(self._lists[name], letters=messages).run(self.writer) if messages else 0
+            changed = self._requeue(store, messages) if messages else 0
             return changed, len(letters) - len(messages)
 
         return self._change(limit, cursor, requeue)
 
-    def purge_some(self, limit: int = 1000, cursor: str | None = None) -> DeadChunk:
+    def purge_some(self, limit: int = 1000, cursor: str | None = None, *, wanted: Wanted | None = None) -> DeadChunk:
         """Remove letters; see `requeue_some`. None is refused."""
-        return self._change(limit, cursor, lambda name, marks: (self._purge(name, [mark[2] for mark in marks]), 0))
+
+        def purge(store: _Store, marks: Sequence[Mark]) -> tuple[int, int]:
+            ids = [mark[2] for mark in marks]
+            if wanted is not None:
+                ids = [letter.id for letter in filter(wanted, self._letters(marks))]
+            return self._purge(store, ids) if ids else 0, 0
+
+        return self._change(limit, cursor, purge)
 
     def _change(
-        self, limit: int, cursor: str | None, change: Callable[[str, Sequence[Mark]], tuple[int, int]]
+        self, limit: int, cursor: str | None, change: Callable[[_Store, Sequence[Mark]], tuple[int, int]]
     ) -> DeadChunk:
         after, until_ms = _read(cursor, limit)
         if until_ms is None:
             until_ms = self._newest_ms()
-        changed = refused = 0
-        while wanted := min(scripts.MAX_REQUEUED, limit - changed - refused):
-            marks = self._marks(after, until_ms, wanted + 1)
-            for name, of_list in groupby(marks[:wanted], key=itemgetter(0)):
-                counts = change(name, list(of_list))
+        changed = refused = examined = 0
+        while few := min(set_aside.MAX_REQUEUED, limit - examined):
+            marks = self._marks(after, until_ms, few + 1)
+            for label, of_store in groupby(marks[:few], key=itemgetter(0)):
+                counts = change(self._stores[label], list(of_store))
                 changed, refused = changed + counts[0], refused + counts[1]
-            if len(marks) <= wanted:
+            if len(marks) <= few:
                 return DeadChunk(changed, refused, None)
-            after = marks[wanted - 1]
+            after = marks[few - 1]
+            examined += few
         return DeadChunk(changed, refused, cursors.encode([after, until_ms]))
 
-    def _purge(self, name: str, letter_ids: Sequence[str]) -> int:
+    def _requeue(self, store: _Store, messages: Sequence[tuple[str, bytes]]) -> int:
+        return set_aside.requeue_dead(store.keys, letters=messages, failed=store.failed).run(self.writer)
+
+    def _purge(self, store: _Store, letter_ids: Sequence[str]) -> int:
         with self.client.pipeline(transaction=True) as pipe:
-            pipe.zrem(self._lists[name].dead, *letter_ids)
-            pipe.hdel(self._lists[name].records, *letter_ids)
+            pipe.zrem(store.letters, *letter_ids)
+            pipe.hdel(store.records, *letter_ids)
             return int(pipe.execute()[0])
+
+    def _store_of(self, letter: DeadLetter) -> _Store:
+        return _Store(QueueKeys.of(letter.list_name), failed=letter.is_failure)
 
     def _newest_ms(self) -> int:
         """Return the time of the newest letter; 0 if there is none."""
         with self.client.pipeline(transaction=False) as pipe:
-            for keys in self._lists.values():
-                pipe.zrange(keys.dead, -1, -1, withscores=True)
+            for store in self._stores.values():
+                pipe.zrange(store.letters, -1, -1, withscores=True)
             return max((scripts.score_to_ms(score) or 0 for found in pipe.execute() for _, score in found), default=0)
 
     def _marks(self, after: Mark | None, until_ms: int | None, count: int) -> list[Mark]:
         """Return the marks of the letters behind one, without those that are newer."""
         marks: list[Mark] = []
-        for name, keys in self._lists.items():
-            if len(marks) < count and (after is None or after[0] <= name):
-                inner = after[1:] if after and after[0] == name else None
-                call = scripts.page_dead(keys, after=inner, until_ms=until_ms, limit=count - len(marks))
-                marks += [(name, at_ms, letter_id) for at_ms, letter_id in call.run(self.client)]
+        for label, store in self._stores.items():
+            if len(marks) < count and (after is None or after[0] <= label):
+                inner, rest = after[1:] if after and after[0] == label else None, count - len(marks)
+                call = set_aside.page_dead(store.keys, after=inner, until_ms=until_ms, limit=rest, failed=store.failed)
+                marks += [(label, at_ms, letter_id) for at_ms, letter_id in call.run(self.client)]
         return marks
 
     def _letters(self, marks: Sequence[Mark]) -> list[DeadLetter]:
         """Return those of the letters with these marks that are still there."""
         letters = []
         for at in range(0, len(marks), _READ):
-            for name, of_list in groupby(marks[at : at + _READ], key=itemgetter(0)):
-                some = list(of_list)
+            for label, of_store in groupby(marks[at : at + _READ], key=itemgetter(0)):
+                some, store = list(of_store), self._stores[label]
                 ids = [letter_id for _, _, letter_id in some]
-                records = self.client.execute_command("HMGET", self._lists[name].records, *ids, **{NEVER_DECODE: True})
-                found = zip(some, records, strict=True)
-                letters += [unpack(*mark, record) for mark, record in found if record is not None]
+                records = self.client.execute_command("HMGET", store.records, *ids, **{NEVER_DECODE: True})
+                letters += [
+                    unpack(store.keys.queue, at_ms, letter_id, record, is_failure=store.failed)
+                    for (_, at_ms, letter_id), record in zip(some, records, strict=True)
+                    if record is not None
+                ]
         return letters
 
 

@@ -62,6 +62,8 @@ class QueueKeys:
         repeated: ZSET, message ids with the places of their further entries.
         dead: ZSET, dead letter -> when the message was set aside (ms).
         records: HASH, dead letter -> its record.
+        failed: ZSET, failed task that is kept -> when it was kept (ms).
+        failed_records: HASH, failed task -> its record.
         transferrer: STRING, the loop that transfers this queue punctually.
         transferrer_channel: Pub/Sub, signs of life of that loop. Pub/Sub has no databases, so the name includes one.
         consumers: ZSET, consumer id -> end of its lease (ms); or, negated, the time at which it was given up (ms).
@@ -78,6 +80,8 @@ class QueueKeys:
     repeated: str
     dead: str
     records: str
+    failed: str
+    failed_records: str
     transferrer: str
     transferrer_channel: str
     consumers: str
@@ -97,6 +101,8 @@ class QueueKeys:
             repeated=companion("delayq:repeated", name),
             dead=companion("delayq:dead", name),
             records=companion("delayq:dead_records", name),
+            failed=companion("delayq:failed", name),
+            failed_records=companion("delayq:failed_records", name),
             transferrer=companion("delayq:transfer", name),
             transferrer_channel=companion(f"delayq:transfer_channel:{db}", name),
             consumers=companion("delayq:consumers", name),
@@ -114,6 +120,11 @@ class QueueKeys:
     def dead_letters(self) -> tuple[str, str]:
         """The keys that hold dead letters, in the order in which scripts expect them."""
         return self.dead, self.records
+
+    @property
+    def failed_tasks(self) -> tuple[str, str]:
+        """The keys that hold failed tasks, in the order of `dead_letters`."""
+        return self.failed, self.failed_records
 
     def in_flight(self, consumer: str) -> str:
         """Return the name of the LIST of messages of this queue that a consumer holds, newest first."""

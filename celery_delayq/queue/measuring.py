@@ -56,6 +56,7 @@ class Measured:
         in_flight: consumer -> how many messages it holds; empty unless somebody has asked for that, too.
         due: how many messages are due within each span.
         totals: what was counted so far.
+        failed: failed tasks that are kept.
     """
 
     now_ms: int
@@ -69,13 +70,14 @@ class Measured:
     in_flight: dict[str, int] = field(default_factory=dict)
     due: tuple[int, ...] = ()
     totals: Mapping[str, int] = field(default_factory=dict)
+    failed: int = 0
 
     @classmethod
     def of(cls, reply: Any) -> Measured:
         """Return what a reply says."""
         if len(reply) == 1:
             return cls(int(reply[0]))
-        now, ready, delayed, overdue, head, dead, punctual, leases, due, totals = reply
+        now, ready, delayed, overdue, head, dead, punctual, leases, due, totals, failed = reply
         return cls(
             int(now),
             ready,
@@ -87,12 +89,13 @@ class Measured:
             {as_text(name): float(score) for name, score in zip(leases[::2], leases[1::2], strict=True) if name},
             due=tuple(due),
             totals={as_text(what): int(n) for what, n in zip(totals[::2], totals[1::2], strict=True) if n.isdigit()},
+            failed=failed,
         )
 
 
 def measure(keys: QueueKeys, *, now_ms: int | None = None, spans_ms: Sequence[int] = ()) -> Call[Measured]:
     """Return the numbers of a list now, by default by the server's clock; see `measure.lua`."""
-    names = (keys.queue, keys.timeout_set, keys.dead, keys.transferrer, keys.consumers, keys.metrics)
+    names = (keys.queue, keys.timeout_set, keys.dead, keys.transferrer, keys.consumers, keys.metrics, keys.failed)
     return Call(load("measure"), names, ("" if now_ms is None else now_ms, *spans_ms), Measured.of)
 
 

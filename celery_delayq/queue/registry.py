@@ -115,7 +115,7 @@ class Registry:
         with self.client.pipeline(transaction=False) as pipe:
             for name in old:
                 queue = keys.QueueKeys.of(name)
-                pipe.exists(queue.timeout_set, queue.dead, queue.schedule)
+                pipe.exists(queue.timeout_set, queue.dead, queue.failed, queue.schedule)
             found = dict(zip(old, pipe.execute(raise_on_error=False), strict=True))
         # A name whose keys the server refuses stays, too.
         if needed := [name for name in old if found[name] != 0]:

@@ -246,20 +246,6 @@ def replace(keys: QueueKeys, *, consumer: str, message: bytes, new: bytes) -> Ca
     return Call(load("put_back"), names, ("RIGHT", b"", 0, message, new), bool)
 
 
-#: Maximum number of letters that one call of `requeue_dead` moves.
-MAX_REQUEUED = 50
-
-
-def requeue_dead(keys: QueueKeys, *, letters: Sequence[tuple[str, bytes]]) -> Call[int]:
-    """Move dead letters (id, message to write) to the back of the broker list; see `requeue_dead.lua`.
-
-    Returns how many were there.
-    """
-    return Call(
-        load("requeue_dead"), (*keys.dead_letters, keys.queue), [part for pair in letters for part in pair], int
-    )
-
-
 @dataclass(frozen=True)
 class Recovered:
     """Result of `recover`.
@@ -346,22 +332,6 @@ def page(
         (keys.timeout_set,),
         (first_due, last_due, limit, skip, after, *apart),
         lambda reply: (int(reply[0]), list(zip(reply[1::2], reply[2::2], strict=True))),
-    )
-
-
-def page_dead(
-    keys: QueueKeys, *, after: tuple[int, str] | None, until_ms: int | None, limit: int
-) -> Call[list[tuple[int, str]]]:
-    """Return times (ms) and ids of the dead letters behind one, without newer ones; see `page.lua`."""
-    after_ms, after_id = after or ("-inf", "")
-    return Call(
-        load("page"),
-        (keys.dead,),
-        (after_ms, "+inf" if until_ms is None else until_ms, limit, "entry" if after else "", after_id),
-        lambda reply: [
-            (score_to_ms(score) or 0, letter_id.decode(errors="replace"))
-            for letter_id, score in zip(reply[1::2], reply[2::2], strict=True)
-        ],
     )
 
 

@@ -36,7 +36,6 @@ from typing import Any
 import redis
 from redis import exceptions
 
-from celery_delayq.basics.text import plural
 from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text, new_id, passing_refusal
@@ -359,13 +358,13 @@ class TransferLoop(LoopThread):
         self._arm(served, last_sign_ms=done.last_sign_ms)
         if done.moved:
             self._failover_log.hurry()
-            logger.debug("Transferred %s to %r", plural(done.moved, "message"), queue.name)
+            logger.debug("Transferred %d to %r", done.moved, queue.name)
         if done.dead:
             logger.error(
-                "%s of delayed queue %r could not be decoded and went to the dead-letter list %r",
-                plural(done.dead, "entry", "entries"),
+                "What waits in delayed queue %r could not be decoded, and went to the dead-letter list %r: %d",
                 queue.name,
                 queue.keys.dead,
+                done.dead,
             )
         if self._on_pass is not None:
             self._on_pass(queue, done)

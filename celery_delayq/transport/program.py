@@ -68,8 +68,8 @@ class Program:
 
     # -- what it is told, in threads of their own
 
-    def on_dead_letter(self, name: str, message: bytes, why: str = "") -> None:
-        """Hear of a message that is set aside, the name of its list, and what its task did if that is known."""
+    def on_dead_letter(self, name: str, record: bytes) -> None:
+        """Hear of a message that is set aside: the name of its list, and the record of the dead letter."""
         return
 
     def on_count(self, name: str, what: str, number: int) -> None:

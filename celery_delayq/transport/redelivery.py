@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from kombu.utils.encoding import safe_repr
+
+from celery_delayq.basics.text import plural
 from celery_delayq.queue import dead_letters
 from celery_delayq.queue.holds import Holder
 from celery_delayq.transport import keyed, messages
@@ -14,6 +17,9 @@ DELIVERY_COUNT = "x-delivery-count"
 
 #: Header of a message: how often its task has rejected it with `requeue=True`.
 REQUEUE_COUNT = "x-requeue-count"
+
+#: The most characters of the error and of the traceback of a failed task that are kept.
+_LONGEST_ERROR, _LONGEST_TRACEBACK = 2_000, 18_000
 
 #: Header of a message in flight that was delivered alone. If its consumer dies now, this message is to blame.
 ALONE = "x-delivered-alone"
@@ -83,13 +89,14 @@ def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
     return encode(message), False
 
 
-def again(raw: bytes, *, counted: str, limit: int) -> tuple[bytes, int, bool]:
+def again(raw: bytes, *, counted: str, limit: int, what: str) -> tuple[bytes, int, bool]:
     """Return a message whose task has ended without an acknowledgement, so that it has to run again.
 
     Args:
         raw: the message as it is in flight.
         counted: the header that counts this, `DELIVERY_COUNT` or `REQUEUE_COUNT`.
         limit: the count at which a message is dead; 0 for no limit.
+        what: what its task has done, for the record.
 
     Returns:
         The bytes to store, the count, and whether the bytes are the record of a dead letter.
@@ -100,10 +107,47 @@ def again(raw: bytes, *, counted: str, limit: int) -> tuple[bytes, int, bool]:
     _pop_header(message, ALONE)
     count = _count(message, counted) + 1
     if limit and count >= limit:
-        return dead_letters.pack(encode(message), reason=dead_letters.DELIVERY_LIMIT, deliveries=count), count, True
+        error = f"its task {what} {plural(count, 'time')}"
+        reason = dead_letters.DELIVERY_LIMIT
+        return dead_letters.pack(encode(message), reason=reason, deliveries=count, error=error), count, True
     _mark(message)
     message["headers"][counted] = count
     return encode(message), count, False
+
+
+def failed(raw: bytes, exc: BaseException, traceback: str, *, worker: str) -> bytes:
+    """Return the record of a task that has failed. Its message is stored so that all retries are left again.
+
+    Args:
+        raw: the message as it was fetched.
+        exc: what the task raised, or why its process ended; perhaps in celery's wrapper, which knows the type's name.
+        traceback: of the exception.
+        worker: the name of the worker.
+    """
+    message = messages.decode(raw, objects=True) or {"properties": {}}
+    headers = headers_of(message)
+    retries, stored = headers.get("retries"), not_alone(raw)
+    runs = 1 + deliveries(message) + _count(message, REQUEUE_COUNT)
+    if isinstance(retries, int) and retries:
+        runs += retries
+        headers["retries"] = 0
+        _pop_header(message, ALONE)
+        stored = encode(message)
+    return dead_letters.pack(
+        stored,
+        reason=dead_letters.FAILED,
+        error=f"{getattr(exc, 'exc_cls_name', type(exc).__name__)}: {_text_of(exc)}"[:_LONGEST_ERROR],
+        traceback=traceback[-_LONGEST_TRACEBACK:],
+        worker=worker,
+        runs=runs,
+    )
+
+
+def _text_of(exc: BaseException) -> str:
+    try:
+        return str(exc)
+    except Exception:
+        return str(safe_repr(exc))
 
 
 def hide(message: dict[str, Any]) -> None:

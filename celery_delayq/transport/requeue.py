@@ -6,14 +6,12 @@ longer each time, so that others have their turn, and is a dead letter in the en
 
 from __future__ import annotations
 
-from functools import partial
 from logging import getLogger
 
 from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Held
-from celery_delayq.fetching.native import start_native_thread
 from celery_delayq.queue.connections import CONNECTION_ERRORS, hurried, new_id, refusals
 from celery_delayq.transport import messages, redelivery
 from celery_delayq.transport.messages import headers_of
@@ -44,7 +42,7 @@ def run_again(channel: Channel, consumer: Consumer, tag: str, held: Held) -> Non
     """
     header, option, what = _COUNTED[held.ended]
     limit = channel.connection.options[option]
-    written, count, is_dead = redelivery.again(held.message, counted=header, limit=limit)
+    written, count, is_dead = redelivery.again(held.message, counted=header, limit=limit, what=what)
     headers = headers_of(messages.decode(held.message) or {})
     task_id = headers.get("id")
     # One of protocol 1 has its id in the body: nobody finds it while it pauses.
@@ -52,9 +50,6 @@ def run_again(channel: Channel, consumer: Consumer, tag: str, held: Held) -> Non
     if is_dead:
         logger.error("%s %s %d times, the limit, and became a dead letter of %r", task, what, count, held.name)
         consumer.set_aside(tag, written)
-        _, _, message = written.partition(b"\n")
-        tell = partial(channel.connection.program.on_dead_letter, held.name, message, f"{what} {count} times")
-        start_native_thread(tell)  # it may take long
         return
     pause_s = min(_LONGEST_S, _FIRST_S * 2 ** min(count - 1, 10))
     try:

@@ -7,6 +7,7 @@ reconnect      tries to connect several times a second
 lateness       tells OpenTelemetry how late a task began
 received       tells monitors the eta of a delayed task
 handover       tracks the tasks that the pool has taken
+failures       keeps tasks that fail beside the dead letters
 invalid_task   finds the defect of a message that no worker can take
 commands       remote control commands
 """

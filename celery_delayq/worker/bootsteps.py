@@ -120,8 +120,7 @@ class Transfer(bootsteps.StartStopStep):
                 "that workers with kombu's own transport left behind.",
                 transport.options["lease"],
             )
-        if self._program.counting is not None:
-            self._program.counting.attach(consumer.connection)
+        self._program.attach(consumer.connection)
         transport.loops.start(self._program.settings.transfer, self._moments)
 
     def stop(self, consumer: Any) -> None:
@@ -133,9 +132,8 @@ class Transfer(bootsteps.StartStopStep):
             transport.loops.stop()
 
     def shutdown(self, consumer: Any) -> None:
-        """Add what was counted since the loop has ended; the pool has ended, too."""
-        if self._program.counting is not None:
-            self._program.counting.finish()
+        """Write what is left; the pool has ended, too."""
+        self._program.finish()
         if kombu.VERSION < (5, 7) and get_event_loop() is consumer.hub:
             set_event_loop(None)  # the next worker of this process would wait for timers that its event loop ignores
 

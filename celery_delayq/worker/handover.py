@@ -34,6 +34,7 @@ from celery.worker import state
 
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.keyed import UNIQUE_PROPERTY
+from celery_delayq.worker.failures import Failures, exception_of
 
 logger = getLogger(__name__)
 
@@ -48,6 +49,7 @@ class Handover:
             (`worker_cancel_long_running_tasks_on_connection_loss`), so that they have to run again.
         on_hand_over: called with each message. Returns what to call when the task begins, with the time of that on the
             monotonic clock; or None.
+        failures: keeps failed tasks.
     """
 
     def __init__(
@@ -56,9 +58,11 @@ class Handover:
         *,
         cancels_late: bool,
         on_hand_over: Callable[[Any], Callable[[float], None] | None] | None = None,
+        failures: Failures | None = None,
     ) -> None:
         self._pool = pool
         self._on_hand_over = on_hand_over
+        self._failures = failures
         self._cancels_late = cancels_late
         #: Messages of these tasks. A message lives as long as somebody may still acknowledge it.
         self._messages: WeakSet[Any] = WeakSet()
@@ -94,13 +98,15 @@ class Handover:
                 )  # Celery gives its place in the pool to the next one
             _wait_until_due(message)
             self._on_begin(message)
-            acks_late = options["accept_callback"].__self__.task.acks_late
+            request = options["accept_callback"].__self__
+            acks_late = request.task.acks_late
             if acks_late and isinstance(message.channel, DelayedChannel):
                 message.channel.can_wait(message.delivery_tag)
             self._messages.add(message)
             self._tell_unique(message, options, acks_late=acks_late)
             if acks_late:
                 _tell_end(message, options)
+            self._watch(message, request, options)
             if not isinstance(self._pool, PreforkPool):
                 options["accept_callback"] = _unless_lost(options["accept_callback"], message)
                 if not isinstance(self._pool, SoloPool):
@@ -116,6 +122,16 @@ class Handover:
         if message is not None and job is not None and self._processes is not None:
             self._jobs[job] = message
         return job
+
+    def _watch(self, message: Any, request: Any, options: dict[str, Any]) -> None:
+        """Let a task be kept if it fails, if the app wants that."""
+        if self._failures is None or not self._failures.are_kept(request.task):
+            return
+        connection = message.channel.connection
+        if isinstance(message.channel, DelayedChannel) and connection is not None:
+            held = connection.stations.held(message.delivery_tag)
+            if held is not None:
+                self._failures.watch(held.name, held.message, request, options)
 
     def _tell_unique(self, message: Any, options: dict[str, Any], *, acks_late: bool) -> None:
         """Let the callbacks of a task tell its channel that it starts and is done, if its message holds a unique key.
@@ -304,7 +320,7 @@ def _tell_end(message: Any, options: dict[str, Any]) -> None:
 
     def ended(failed_retval_runtime: tuple[Any, Any, Any]) -> None:
         failed, retval, _ = failed_retval_runtime
-        if failed and isinstance(_exception_of(retval), Reject):
+        if failed and isinstance(exception_of(retval), Reject):
             channel.task_ended(tag, "rejected")
         on_result(failed_retval_runtime)
 
@@ -314,11 +330,6 @@ def _tell_end(message: Any, options: dict[str, Any]) -> None:
         on_error(exc_info)
 
     options["callback"], options["error_callback"] = ended, died
-
-
-def _exception_of(info: Any) -> Any:
-    exc = getattr(info, "exception", None)
-    return getattr(exc, "exc", exc)  # of billiard's ExceptionWithTraceback
 
 
 def _noted(accept: Any, on_begin: Callable[[float], None]) -> Callable[[int, float], None]:

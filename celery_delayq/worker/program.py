@@ -5,6 +5,7 @@ Undocumented: `LaxBoundedSemaphore._waiting` (of kombu 5.6 and 5.7): the tasks t
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from logging import getLogger
 from typing import Any
@@ -20,13 +21,15 @@ from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.options.settings import settings_of
 from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, NOT_AN_ENTRY, DeadLetter, unpack
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.schedule.loop import PlannerLoop
+from celery_delayq.signals import dead_letter
 from celery_delayq.transport.connector import Connector
-from celery_delayq.transport.messages import decode_task, request_of
+from celery_delayq.transport.messages import decode, decode_task, headers_of, request_of
 from celery_delayq.transport.program import Program
-from celery_delayq.transport.redelivery import deliveries
+from celery_delayq.worker.failures import Failures
 from celery_delayq.worker.handover import Handover
 from celery_delayq.worker.invalid_task import defect_of, late_defect_of
 
@@ -84,10 +87,12 @@ class WorkerProgram(Program):
         self.settings = settings_of(consumer.app)
         #: None if the setting `delayq_metrics` is off.
         self.counting = Counting() if self.settings.metrics else None
+        self.failures = Failures(self.settings.failed, self.on_dead_letter)
         self.handover = Handover(
             consumer.pool,
             cancels_late=conf.worker_cancel_long_running_tasks_on_connection_loss,
             on_hand_over=None if self.counting is None else self.counting.recorder.on_hand_over,
+            failures=self.failures,
         )
         #: Plans periodic tasks; None if this worker does not.
         self.planner: PlannerLoop | None = None
@@ -95,6 +100,8 @@ class WorkerProgram(Program):
         self.acknowledges_together = consumer.hub is not None and not isinstance(consumer.pool, SoloPool)
         self._accept = prepare_accept_content(conf.accept_content)
         self._consumer = consumer
+        #: Returns the queue and the priority of a list.
+        self._parse: Callable[[str], tuple[str, int]] = lambda name: (name, 0)
 
     def running_tags(self) -> set[str]:
         """Return the delivery tags of running tasks, see `Program`."""
@@ -135,27 +142,55 @@ class WorkerProgram(Program):
         """Forget a task with a defect, see `Handover.forget`."""
         return self.handover.forget(delivery_tag)
 
-    def on_dead_letter(self, name: str, message: bytes, why: str = "") -> None:
-        """Let a task that is set aside fail, if the app wants that, so that nobody waits for its result for ever.
+    def attach(self, connection: Any) -> None:
+        """Count what a kombu connection does, and use its parameters."""
+        self._parse = connection.default_channel.parse
+        self.failures.attach(connection)
+        if self.counting is not None:
+            self.counting.attach(connection)
 
-        The result is FAILURE, with DeliveryLimitReached. Its chord, chain and errbacks are told. Never raises, so that
-        the caller, who set the message aside, can go on. Only a task message of Celery's protocol 2 has a result; other
-        messages are ignored.
+    def finish(self) -> None:
+        """Write what is left, when the worker has ended its tasks. Never raises."""
+        self.failures.finish()
+        if self.counting is not None:
+            self.counting.finish()
+
+    def on_dead_letter(self, name: str, record: bytes) -> None:
+        """Send the signal, of a failed task, too; let one that was delivered too often fail, if the app wants that.
+
+        So nobody waits for its result for ever: it is FAILURE, with DeliveryLimitReached. Its chord, chain and errbacks
+        are told. Only a task message of Celery's protocol 2 has a result. Never raises.
         """
-        task_message = decode_task(message) if self.settings.fail_dead_letters else None
-        if task_message is None:
+        letter = unpack(name, 0, "", record)
+        self._tell(letter)
+        task_message = decode_task(letter.message) if self.settings.fail_dead_letters else None
+        if task_message is None or letter.reason != DELIVERY_LIMIT:
             return
         headers = task_message["headers"]
         task_id, task = headers["id"], headers["task"]
-        count = deliveries(task_message) + 1
-        why = why or f"was delivered {count} times without an acknowledgement: it probably killed its workers"
-        error = DeliveryLimitReached(f"task {task}[{task_id}] {why}. Its message is in the dead list of {name!r}")
+        why = letter.error or (
+            f"it was delivered {letter.deliveries} times without an acknowledgement: it probably killed its workers"
+        )
+        error = DeliveryLimitReached(f"task {task}[{task_id}]: {why}. Its message is in the dead list of {name!r}")
         app = self._consumer.app
         try:
             request = request_of(app, task_message, unpickles=True)
             app.backend.mark_as_failure(task_id, error, request=request, store_result=not headers.get("ignore_result"))
         except Exception as exc:
             logger.error("Cannot store the failure of task %s[%s]: %s: %s", task, task_id, type(exc).__name__, exc)
+
+    def _tell(self, letter: DeadLetter) -> None:
+        headers = headers_of(decode(letter.message) or {})
+        dead_letter.send(
+            sender=self._consumer.app,
+            queue=self._parse(letter.list_name)[0],
+            reason=letter.reason,
+            task=headers.get("task"),
+            task_id=headers.get("id"),
+            error=letter.error,
+            traceback=letter.traceback,
+            message=letter.message,
+        )
 
     def on_count(self, name: str, what: str, number: int) -> None:
         """Count what happened to messages."""
@@ -168,9 +203,12 @@ class WorkerProgram(Program):
         return planner is None or planner.wait_until_planned(0.0)
 
     def on_pass(self, queue: DelayedQueue, done: Transferred) -> None:
-        """Count what was transferred."""
+        """Count what was transferred, and tell of dead letters."""
         if self.counting is not None:
             self.counting.recorder.on_pass(queue, done)
+        for _ in range(done.dead):
+            letter = DeadLetter(queue.name, 0, "", NOT_AN_ENTRY, b"")
+            threading.Thread(target=self._tell, args=(letter,), daemon=True).start()
 
     def chores(self, client: redis.Redis, serves: Callable[[str], bool]) -> None:
         """Add to Redis what was counted."""

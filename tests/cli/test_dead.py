@@ -14,6 +14,8 @@ from rich.console import Console
 from celery_delayq import DeadLetters
 from celery_delayq.cli import dead
 from celery_delayq.queue import cursors, dead_letters
+from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.set_aside import keep
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
 from tests.brokers import list_for
 from tests.cli.running import Command, failed, is_wrong_use
@@ -57,6 +59,43 @@ def test_list_shows_the_messages_of_all_priorities(
     ]
 
 
+def fail(client: redis.Redis, name: str, task: str = "pay", error: str = "ValueError: no such order") -> str:
+    """Keep a failed task; return its task id."""
+    task_id = f"{task}-1"
+    headers = {"id": task_id, "task": task, "argsrepr": "(42,)", "kwargsrepr": "{}"}
+    message = json.dumps({"headers": headers, "properties": {}, "body": ""}).encode()
+    known: dict[str, str | int] = {"error": error, "traceback": "Traceback ...", "worker": "celery@here", "runs": 4}
+    record = dead_letters.pack(message, reason=dead_letters.FAILED, **known)
+    keep(QueueKeys.of(name), record=record, most=100, kept_ms=60_000).run(client)
+    return task_id
+
+
+def test_failed_tasks_are_among_them(command: Command, killer: dict[str, str], broker_client: redis.Redis) -> None:
+    task_id = fail(broker_client, list_for(broker_client, QUEUE))
+    assert [row["reason"] for row in command("dead", "list", "--json").json()] == ["delivery-limit", "failed"]
+    (row,) = command("dead", "list", "--reason", "failed", "--json").json()
+    assert (row["task_id"], row["error"]) == (task_id, "ValueError: no such order")
+    shown = command("dead", "show", QUEUE, row["id"]).stdout
+    assert all(part in shown for part in ("ValueError: no such order", "Traceback ...", "celery@here"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [("--task", "pay"), ("--text", "42"), ("--text", "such order"), ("--after", "-1h"), ("--reason", "failed")],
+)
+@pytest.mark.parametrize("verb", ["requeue", "purge"])
+def test_options_select_some(
+    command: Command, killer: dict[str, str], broker_client: redis.Redis, verb: str, options: tuple[str, ...]
+) -> None:
+    name = list_for(broker_client, QUEUE)
+    fail(broker_client, name)
+    arguments = ["--yes"] if verb == "purge" else []
+    assert command("dead", verb, QUEUE, *options, "--json", *arguments).json() == [{f"{verb}d": 1, "refused": 0}]
+    assert broker_client.llen(name) == (verb == "requeue")
+    assert [row["id"] for row in command("dead", "list", "--json").json()] == [killer["id"]]
+    assert command("dead", verb, QUEUE, *options, *arguments).code == 1
+
+
 def test_an_empty_list_says_so(command: Command) -> None:
     done = command("dead", "list")
     assert (done.code, done.stdout, done.stderr) == (0, "", "No dead letters in queue celery.\n")
@@ -71,7 +110,12 @@ def test_list_shows_a_table(command: Command, killer: dict[str, str]) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_ids_are_whole_in_a_table(killer: dict[str, str], width: int) -> None:
-    row = {"task": "a.module.of_some_length.task_of_some_length", "reason": "delivery-limit", "deliveries": 20}
+    row = {
+        "task": "a.module.of_some_length.task_of_some_length",
+        "reason": "delivery-limit",
+        "deliveries": 20,
+        "error": None,
+    }
     out = Console(width=width, file=io.StringIO())
     out.print(dead.table_of([{**row, **killer, "at": "2023-11-14T22:13:20+00:00"}], width))
     lines = out.file.getvalue().splitlines()
@@ -160,7 +204,7 @@ def test_a_wrong_id_changes_nothing(command: Command, killer: dict[str, str], ve
 @pytest.mark.parametrize("arguments", [[], ["--all", "0123"]])
 @pytest.mark.parametrize("verb", ["requeue", "purge"])
 def test_one_says_which(command: Command, killer: dict[str, str], verb: str, arguments: list[str]) -> None:
-    is_wrong_use(command("dead", verb, QUEUE, *arguments), "give either ids from `dead list`, or --all")
+    is_wrong_use(command("dead", verb, QUEUE, *arguments), "give either ids from `dead list`, or options")
     assert len(command("dead", "list", "--json").json()) == 1
 
 

@@ -55,12 +55,13 @@ def test_json(app: Celery, waiting: DelayedQueue, command: Command) -> None:
         "overdue": 0,
         "in_flight": 2,
         "dead": 1,
+        "failed": 0,
         "next_due": (etas[1] - timedelta(days=1)).isoformat(),
         "punctual": ["host:4711:1"],
         "paused": False,
     }
     assert queues["other"]["delayed"] == 2
-    assert found["totals"] == {"ready": 1, "delayed": 3, "overdue": 0, "in_flight": 2, "dead": 1}
+    assert found["totals"] == {"ready": 1, "delayed": 3, "overdue": 0, "in_flight": 2, "dead": 1, "failed": 0}
     assert found["next_due"] == etas[0].isoformat()
     assert [bucket.keys() for bucket in found["histogram"]] == [{"start", "end", "count"}] * 2
     assert sum(bucket["count"] for bucket in found["histogram"]) == 1

@@ -31,7 +31,7 @@ class TestDeadLetters:
     def limited(self, told: list[tuple[str, bytes]]) -> Redelivery:
         return Redelivery(
             recover=partial(redelivery.recover, delivery_limit=self.LIMIT),
-            on_dead=lambda name, message: told.append((name, message)),
+            on_dead=lambda name, record: told.append((name, dead_letters.unpack(name, 0, "", record).message)),
         )
 
     def test_are_what_was_delivered_too_often_and_what_is_no_message(
@@ -49,7 +49,7 @@ class TestDeadLetters:
         wait_until(lambda: len(known(consumers)) == 2, "it is forgotten")
         counts = {loads(m.decode())["headers"]["id"]: redelivery.deliveries(loads(m)) for m in consumers.waiting()}
         assert counts == {"0": 1, "2": self.LIMIT - 1, "3": self.LIMIT - 1}
-        assert sorted(told) == sorted([("q", dead), ("q", b"garbage")])
+        assert sorted(told) == sorted([("q", self.message(1, self.LIMIT - 1)), ("q", b"garbage")])
         letters = list(dead_letters.DeadLetters(consumers.client, "q"))
         assert {(letter.reason, letter.deliveries, letter.message) for letter in letters} == {
             (dead_letters.DELIVERY_LIMIT, self.LIMIT, self.message(1, self.LIMIT - 1)),
@@ -87,7 +87,7 @@ class TestDeadLetters:
 
         consumers.start(lease_s=0.5, redelivery=Redelivery(recover=recover, on_dead=limited.on_dead))
         wait_until(lambda: len(dead_letters.DeadLetters(consumers.client, "q")) == 1, "it is dead", 20)
-        wait_until(lambda: told == [("q", dead)], "it is told", 5)
+        wait_until(lambda: told == [("q", self.message(1, self.LIMIT - 1))], "it is told", 5)
 
     def test_that_take_long_to_be_told_do_not_cost_the_lease(self, consumers: Consumers) -> None:
         """For example because the result backend is away."""

@@ -13,10 +13,11 @@ from typing import Any
 import redis
 from billiard import current_process
 from celery import Celery
-from celery.exceptions import Reject
+from celery.exceptions import Ignore, Reject
 
 from celery_delayq.cluster.client import Routed
 from celery_delayq.fetching import process
+from celery_delayq.signals import dead_letter
 from tests.brokers import list_for
 from tests.ledger import Ledger
 from tests.support import wait_until
@@ -25,7 +26,7 @@ from tests.workers import Worker
 
 APP = "tests.integration.long_tasks"
 
-_GATE = "gate"
+_GATE, _TOLD = "gate", "told"
 
 
 def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
@@ -72,6 +73,29 @@ def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
     @app.task(bind=True, name="retrying", max_retries=None, lazy=False, shared=False)
     def retrying(self: Any) -> None:
         raise self.retry(countdown=600)
+
+    def failing(self: Any, how: str = "raise") -> str:
+        """Fail in one of several ways, until the gate is open."""
+        ledger.record(self.request.id, self.request.retries)
+        if how == "wait":
+            wait_until(lambda: ledger.client.exists(_GATE), "the gate is open", 60)
+        elif ledger.client.exists(_GATE):
+            return "at last"
+        if how == "retry":
+            raise self.retry(countdown=0, max_retries=2, exc=ValueError("no such order"))
+        if how == "ignore":
+            raise Ignore("it is not for anybody")
+        if how == "reject":
+            raise Reject("it is not for me")
+        if how == "hang":
+            time.sleep(60)
+        if how == "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        raise ValueError("no such order")
+
+    app.task(bind=True, name="failing", lazy=False, shared=False)(failing)
+    app.task(bind=True, name="failing_late", acks_late=True, lazy=False, shared=False)(failing)
+    app.task(bind=True, name="failing_unkept", keep_failed=False, lazy=False, shared=False)(failing)
 
     @app.task(bind=True, name="kill_worker", acks_late=True, lazy=False, shared=False)
     def kill_worker(self: Any) -> None:
@@ -139,6 +163,20 @@ def waits(client: redis.Redis, name: str) -> int:
 
 if "PLACE" in os.environ:
     process._BOOT = Path(os.environ["PLACE"])
+
+
+def told(ledger: Ledger) -> list[dict[str, Any]]:
+    """What the signal `dead_letter` has told in workers."""
+    return [json.loads(line) for line in ledger.client.lrange(_TOLD, 0, -1)]
+
+
+@dead_letter.connect
+def tell(sender: Celery, **known: Any) -> None:
+    """Write down what a worker was told of a dead letter."""
+    known.pop("signal")
+    known["message"] = bool(known["message"])
+    Ledger(os.environ["LEDGER"]).client.rpush(_TOLD, json.dumps({"app": sender.main, **known}))
+
 
 if "LEDGER" in os.environ:
     app = add_long_tasks(

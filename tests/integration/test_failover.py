@@ -394,7 +394,7 @@ def test_the_transfer_command_goes_on_with_the_next_url(ledger: Ledger) -> None:
             app.tasks["note"].apply_async(countdown=1)
             wait_until(lambda: client.llen("celery") == 1, "it is in the list", 60)
             # The server may be killed between the transfer and its reply: the command would not know of it.
-            command.wait_for_log("Transferred 1 message")
+            command.wait_for_log("Transferred 1 to")
             second.kill()
             command.send_signal(signal.SIGTERM)
             assert command.wait() == 0

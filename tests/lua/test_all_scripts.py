@@ -11,7 +11,7 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
-from celery_delayq.queue import codec, holds, measuring, scripts
+from celery_delayq.queue import codec, holds, measuring, scripts, set_aside
 from celery_delayq.queue.call import Attempt, Call, load, run_each, script_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
@@ -107,6 +107,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "purge": ({"limit": 1, "mark": b""}, [0]),
     "put_back": ({"consumer": "me", "messages": []}, 0),
     "requeue_dead": ({"letters": []}, 0),
+    "keep": ({"record": b"", "most": 1, "kept_ms": 1}, 0),
     "recover": (
         {"consumer": "you", "score": b"1", "gone": True, "alive_channel": "here", "messages": []},
         [1, [], 0, b""],
@@ -151,7 +152,9 @@ def names_of(table: str, body: str) -> list[str]:
 def call_of(name: str) -> Call[Any]:
     """Return the call that the wrapper of a script makes."""
     wrapper = next(
-        getattr(module, name) for module in (scripts, holds, measuring, schedule_scripts) if hasattr(module, name)
+        getattr(module, name)
+        for module in (scripts, holds, measuring, set_aside, schedule_scripts)
+        if hasattr(module, name)
     )
     keys = WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or IN_A_SLOT.get(name) or QueueKeys.of("q")
     call: Call[Any] = wrapper(keys, **CALLS[name][0])

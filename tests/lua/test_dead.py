@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_delayq.queue import scripts
+from celery_delayq.queue import set_aside
 from celery_delayq.queue.call import Call, script_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.state import DEAD, RECORDS, bury, delivered, nothing_changes, out_of_memory, publish, records, wrong_type
@@ -11,7 +11,7 @@ from tests.state import DEAD, RECORDS, bury, delivered, nothing_changes, out_of_
 def requeue(queue: DelayedQueue, *letter_ids: str) -> int:
     """Requeue letters, each as a message that has its id."""
     letters = [(letter_id, letter_id.encode()) for letter_id in letter_ids]
-    return scripts.requeue_dead(queue.keys, letters=letters).run(queue.client)
+    return set_aside.requeue_dead(queue.keys, letters=letters).run(queue.client)
 
 
 def test_requeued_letters_go_to_the_back_in_their_order(queue: DelayedQueue) -> None:

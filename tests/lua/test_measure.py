@@ -7,6 +7,7 @@ import pytest
 from celery_delayq.queue import measuring
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.measuring import Measured
+from celery_delayq.queue.set_aside import keep
 from tests.state import bury, give, lease, nothing_changes, now_ms, offer, publish, state, wrong_type
 
 SPANS = [60_000, 3_600_000]
@@ -41,6 +42,7 @@ def test_everything_is_read_and_nothing_changes(queue: DelayedQueue) -> None:
     queue.client.zadd(queue.keys.consumers, {"given up": -now, "": 1})
     give(queue, "lasting", b"held")
     bury(queue.client, "q", b"dead")
+    keep(queue.keys, record=b"failed", most=1, kept_ms=60_000).run(queue.client)
     queue.client.set(queue.keys.transferrer, "1:host:4711:1")
     measuring.count(queue.keys, now_s=100, numbers={"x": 2}).run(queue.client)
     with nothing_changes(queue.client):
@@ -52,6 +54,7 @@ def test_everything_is_read_and_nothing_changes(queue: DelayedQueue) -> None:
         overdue=1,
         head_due_ms=1,
         dead=1,
+        failed=1,
         punctual="host:4711:1",
         leases=leases,
         due=(2, 3),

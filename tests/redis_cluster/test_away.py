@@ -143,7 +143,7 @@ class TestStatus:
             assert [row["queue"] for row in found["queues"]] == QUEUES
             assert found["queues"][1] == {
                 "queue": "q1",
-                **dict.fromkeys(("ready", "delayed", "overdue", "in_flight", "dead", "next_due")),
+                **dict.fromkeys(("ready", "delayed", "overdue", "in_flight", "dead", "failed", "next_due")),
                 "punctual": [],
                 "paused": None,
                 "node": node.address,

@@ -274,17 +274,18 @@ class TestPage:
         letters = DeadLetters(client, "q")
         ids = fill(client, *range(MANY))
         for start in (0, MANY // 2, MANY - 100):
-            cursor = cursors.encode([["q", start, ids[start - 1]]]) if start else None
+            cursor = cursors.encode([["dead:q", start, ids[start - 1]]]) if start else None
             for _ in range(2):
                 client.config_resetstat()
                 assert numbers_of(letters.page(cursor)) == list(range(start, start + 100))
-                assert (calls(client, "evalsha"), calls(client, "hmget")) == (1, 1)
+                asked = 2 if start == MANY - 100 else 1  # the failed tasks come after the last letter
+                assert (calls(client, "evalsha"), calls(client, "hmget")) == (asked, 1)
                 assert calls(client, "zrange") < 10
                 if start:
                     client.zrem(DEAD, ids[start - 1])
         client.config_resetstat()
         assert letters.purge_some().changed == 1000
-        assert calls(client, "evalsha") == calls(client, "zrem") == 20
+        assert (calls(client, "evalsha"), calls(client, "zrem")) == (20, 20)
 
 
 class TestRequeue:

@@ -38,6 +38,8 @@ def test_every_name_of_a_queue() -> None:
         "repeated": "delayq:repeated:{shop.celery}",
         "dead": "delayq:dead:{shop.celery}",
         "records": "delayq:dead_records:{shop.celery}",
+        "failed": "delayq:failed:{shop.celery}",
+        "failed_records": "delayq:failed_records:{shop.celery}",
         "transferrer": "delayq:transfer:{shop.celery}",
         "transferrer_channel": "delayq:transfer_channel:3:{shop.celery}",
         "consumers": "delayq:consumers:{shop.celery}",

@@ -11,6 +11,7 @@ import redis
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue.registry import LASTS_S, REGISTERED_FOR_S, Registry, registered
+from celery_delayq.queue.set_aside import keep
 from tests.state import FAR, bury, nothing_changes, offer, state
 
 LASTS_MS = LASTS_S * 1000
@@ -74,11 +75,13 @@ class TestWhatIsNot:
         clear(registry)
         assert registry.read() == used
 
-    @pytest.mark.parametrize("which", ["dead", "schedule"])
+    @pytest.mark.parametrize("which", ["dead", "failed", "schedule"])
     def test_has_dead_letters_or_periodic_tasks(self, registry: Registry, queue: DelayedQueue, which: str) -> None:
         registry.add("q")
         if which == "dead":
             bury(registry.client, queue.name, b"letter")
+        elif which == "failed":
+            keep(queue.keys, record=b"record", most=1, kept_ms=600_000).run(registry.client)
         else:
             registry.client.hset(queue.keys.schedule, "entry", "state")
         time_passes(registry)

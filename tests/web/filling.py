@@ -17,6 +17,9 @@ from kombu import pools
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import dead_letters
+from celery_delayq.queue.connections import as_text
+from celery_delayq.queue.keys import QueueKeys
+from celery_delayq.queue.set_aside import keep
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
 from tests import brokers, state
 from tests.brokers import Server
@@ -24,6 +27,12 @@ from tests.web.shop import make_app
 
 #: Who holds what is in flight: a consumer whose lease lasts an hour, without a process.
 CONSUMER = "worker@shop.example:4711:1"
+
+_TRACEBACK = """Traceback (most recent call last):
+  File "shop/payments.py", line 12, in charge
+    bank.charge(order, amount)
+TimeoutError: the bank does not answer
+"""
 
 
 @dataclass
@@ -151,6 +160,12 @@ def _dead(app: Celery, client: redis.Redis, filled: Filled) -> None:
     ]
     for letter_id, record in zip(state.bury(client, "celery", *records, at_ms=at_ms), records, strict=True):
         filled.dead[dead_letters.reason_of(record)] = letter_id
+    _, unpaid = message_of(app, client, "shop.payments.charge", 1010, 100, eta=None)
+    known: dict[str, Any] = {"error": "TimeoutError: the bank does not answer", "worker": "celery@shop-1", "runs": 4}
+    record = dead_letters.pack(unpaid, reason=dead_letters.FAILED, traceback=_TRACEBACK, **known)
+    keys = QueueKeys.of("celery")
+    keep(keys, record=record, most=100, kept_ms=86_400_000).run(client)
+    (filled.dead[dead_letters.FAILED],) = map(as_text, client.zrange(keys.failed, 0, -1))
 
 
 def _periodic(app: Celery, filled: Filled) -> None:

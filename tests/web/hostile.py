@@ -11,7 +11,9 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue
 from celery_delayq.queue import dead_letters
-from celery_delayq.queue.keys import ScheduleKeys, registry
+from celery_delayq.queue.connections import as_text
+from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
+from celery_delayq.queue.set_aside import keep
 from tests import state
 from tests.state import FAR
 from tests.web.filling import body_of, message_of
@@ -159,6 +161,12 @@ def _dead(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> None
         TEXTS["script"].encode(),
     ]
     filled.dead = state.bury(client, "celery", *raws)
+    keys = QueueKeys.of("celery")
+    for text in TEXTS.values():
+        known: dict[str, Any] = {"error": text, "traceback": text, "worker": text, "runs": -1}
+        record = dead_letters.pack(hostile_message(message, text, text), reason=dead_letters.FAILED, **known)
+        keep(keys, record=record, most=100, kept_ms=86_400_000).run(client)
+    filled.dead += map(as_text, client.zrange(keys.failed, 0, -1))
 
 
 def _periodic(app: Celery, client: redis.Redis, filled: Hostile) -> None:

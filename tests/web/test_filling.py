@@ -28,7 +28,7 @@ def test_an_ordinary_day(app: Celery, client: redis.Redis) -> None:
     assert set(of) == set(QUEUES)
     letters = list(DeadLetters(client, "celery"))
     assert {letter.reason: letter.id for letter in letters} == filled.dead
-    assert len(filled.dead) == 4
+    assert len(filled.dead) == 5
     assert sorted(entry.name for entry in app.delayq.schedule) == filled.periodic
     retried = app.delayq.get(filled.waiting["a retry"])
     assert retried.retries == 2

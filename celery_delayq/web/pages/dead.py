@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import Any
 
 from celery_delayq.inspector.bulk import Chunk
 from celery_delayq.inspector.counts import count
-from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, DeadLetter, DeadLetters, DeadPage
+from celery_delayq.inspector.letters import LetterCriteria, change_of, requeue
+from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, REASONS, DeadLetter, DeadLetters, DeadPage
 from celery_delayq.transport import messages
-from celery_delayq.transport.redelivery import revived
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.filters import ids_of
 from celery_delayq.web.pages.steps import (
@@ -24,7 +23,7 @@ from celery_delayq.web.pages.steps import (
     values_of_request,
 )
 from celery_delayq.web.rendering import cut
-from celery_delayq.web.request import Response, encoded
+from celery_delayq.web.request import Params, Response, encoded
 from celery_delayq.web.view import Page, View
 
 #: Letters on a page.
@@ -58,17 +57,20 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
     query = view.request.query
     with view.broker.inspector() as inspector:
         counts = count(inspector.lists, span=1, buckets=1, partial=True)
-        dead = {queue.queue: queue.dead for queue in counts.queues}
+        dead = {queue.queue: queue.dead + queue.failed for queue in counts.queues}
         queue = query.get("queue") or next((name for name, number in dead.items() if number), "")
-        page, total = DeadPage((), None), 0
+        page, total, filters = DeadPage((), None), 0, _filters(query)
         is_away = queue in {lost.queue for lost in counts.lost.queues}
         if queue and not is_away:
             letters = inspector.dead_letters(queue)
             with values_of_request():
-                page, total = letters.page(query.get("cursor") or None, _LIMIT), len(letters)
+                criteria = LetterCriteria.of(**filters)
+                page, total = letters.page(query.get("cursor") or None, _LIMIT, criteria.matches), len(letters)
     return view.page(
         "dead.html",
         queue=queue,
+        filters=filters,
+        reasons=REASONS,
         is_away=is_away,
         dead=_offered(dead),
         rows=[row_of(letter) for letter in page],
@@ -78,6 +80,11 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
         message=done,
         is_live=not done,
     )
+
+
+def _filters(query: Params) -> dict[str, Any]:
+    """Return which letters are selected, by the fields of the URL that are not empty."""
+    return {name: value for name in ("reason", "task", "text") if (value := query.get(name))}
 
 
 def _offered(dead: dict[str, int]) -> dict[str, int]:
@@ -116,7 +123,7 @@ def _act_on_some(view: View, action: str, queue: str) -> Response:
 def _change(action: str, letters: DeadLetters, letter: DeadLetter) -> bool:
     if action == "dead.purge":
         return bool(letters.purge(letter))
-    return letter.reason != NOT_AN_ENTRY and letters.requeue(letter, revived(letter.message))
+    return requeue(letters, letter)
 
 
 def _ask(view: View, action: str, queue: str, found: dict[str, DeadLetter], number: int) -> Response:
@@ -145,25 +152,29 @@ def _ask(view: View, action: str, queue: str, found: dict[str, DeadLetter], numb
 
 
 def _act_on_all(view: View, action: str, queue: str) -> Response:
-    form = view.request.form
+    form, filters = view.request.form, _filters(view.request.query)
+    which = {name: cut(value, 200) for name, value in filters.items()}
     with view.broker.inspector() as inspector:
         letters = inspector.dead_letters(queue)
         if not is_confirmed(form):
             return ask(
                 view,
-                _back(queue),
+                _back(queue, filters),
                 number=len(letters),
-                names=[view._("All dead letters of queue %(queue)s", queue=queue)],
+                names=[
+                    view._("All dead letters of queue %(queue)s", queue=queue),
+                    *(f"{name}: {value}" for name, value in which.items()),
+                ],
                 notes=[view._("Those that arrive in the meantime are among them.")],
                 fields=[("scope", "matching")],
             )
         total = so_far(form, "total") or len(letters)
-        change = letters.purge_some if action == "dead.purge" else partial(letters.requeue_some, revive=revived)
         with values_of_request():
+            change = change_of(action.removeprefix("dead."), letters, LetterCriteria.of(**filters))
             chunk = change(CHUNK, form.get("cursor") or None)
     done = Chunk(chunk.changed, chunk.refused, chunk.changed + chunk.refused, chunk.cursor)
-    return show_progress(view, f"all of {queue}", done, total, _back(queue))
+    return show_progress(view, f"all of {queue} {which or ''}".strip(), done, total, _back(queue, filters))
 
 
-def _back(queue: str) -> str:
-    return f"dead?{encoded({'queue': queue})}"
+def _back(queue: str, filters: Mapping[str, str] | None = None) -> str:
+    return f"dead?{encoded({'queue': queue, **(filters or {})})}"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY
+from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, FAILED, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.dead import row_of
 from celery_delayq.web.pages.task import body_of
@@ -16,6 +16,7 @@ _WHY = {
     NOT_A_MESSAGE: marked("It is not a message that a worker could read."),
     NOT_AN_ENTRY: marked("It is not an entry of a delayed queue: another program wrote it, or it was damaged."),
     INVALID_TASK: marked("No Celery worker can process it."),
+    FAILED: marked("Its task failed. It runs again under its own id if it is requeued."),
 }
 
 

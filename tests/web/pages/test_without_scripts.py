@@ -64,7 +64,7 @@ def test_dead_letters(visit: Visits, url: str, app: Celery, client: redis.Redis)
     expect(said(page)).to_have_text("1 message requeued.")
     page.get_by_role("radio", name="all of this queue").check()
     press(page, "Delete …", "Delete for good")
-    expect(page.locator("#progress")).to_contain_text("3 dead letters deleted.")
+    expect(page.locator("#progress")).to_contain_text("4 dead letters deleted.")
 
 
 def test_periodic_tasks(visit: Visits, url: str, app: Celery) -> None:

@@ -1,0 +1,130 @@
+"""What `DelayQ` does with dead letters and failed tasks: list, requeue and delete them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Literal, TypedDict
+
+from celery_delayq.basics.times import Time
+
+if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
+    from typing_extensions import Unpack
+
+    from celery_delayq.inspector import Inspector
+    from celery_delayq.inspector.letters import DeadLetter, DeadPage
+
+
+class DeadFilters(TypedDict, total=False):
+    """Selects dead letters.
+
+    Attributes:
+        reason: only those with this reason, see `DeadLetter`: `"failed"` for failed tasks.
+        task: only tasks of this name.
+        after: only those set aside at this time or later.
+        before: only those set aside before this time.
+        text: only those whose arguments, or whose error, contain this text.
+    """
+
+    reason: str | None
+    task: str | None
+    after: Time | None
+    before: Time | None
+    text: str | None
+
+
+class Dead:
+    """The methods of `DelayQ` for dead letters."""
+
+    _inspector: Callable[[str], AbstractContextManager[Inspector]]
+
+    def dead(
+        self,
+        queue: str | None = None,
+        *,
+        limit: int = 100,
+        cursor: str | None = None,
+        **filters: Unpack[DeadFilters],
+    ) -> DeadPage:
+        """Return a page of the dead letters, and of the failed tasks that are kept: list by list, the oldest first.
+
+        A page ends after 1,000 examined letters. If few match, it may be short or empty; only its cursor tells whether
+        there are more.
+
+        Args:
+            queue: only those of this queue.
+            limit: maximum number of letters, 1 to 1,000.
+            cursor: cursor of the previous page.
+            filters: see `DeadFilters`.
+
+        Raises:
+            ValueError: `limit`, the reason or a time is out of range, the text is empty, or `cursor` is not valid.
+        """
+        from celery_delayq.inspector.letters import LetterCriteria
+
+        criteria = LetterCriteria.of(**filters)
+        with self._inspector("cannot list dead letters") as inspector:
+            page = inspector.dead_letters(queue).page(cursor, limit, criteria.matches)
+            if not (page.letters or cursor):
+                inspector.check_queue(queue)
+            return page
+
+    def requeue_dead(
+        self,
+        letters: DeadLetter | Iterable[DeadLetter] | None = None,
+        *,
+        queue: str | None = None,
+        everything: bool = False,
+        **filters: Unpack[DeadFilters],
+    ) -> int:
+        """Let tasks run again, under their own ids: their messages move to the backs of their queues.
+
+        Their deliveries and retries count from zero again. A worker discards a task that has expired meanwhile. Atomic
+        for each letter: what somebody else has requeued or deleted is left alone.
+
+        Args:
+            letters: some of a page. Or give criteria, for all that match, as many as there are now.
+            queue: only those of this queue.
+            everything: must be True if neither letters nor a criterion are given.
+            filters: see `DeadFilters`.
+
+        Returns:
+            How many were requeued. What is not a message cannot be, and stays.
+
+        Raises:
+            TypeError: letters and criteria were given.
+            ValueError: neither was given, and `everything` is False; or see `dead`.
+        """
+        return self._change("requeue", letters, queue, everything, filters)
+
+    def purge_dead(
+        self,
+        letters: DeadLetter | Iterable[DeadLetter] | None = None,
+        *,
+        queue: str | None = None,
+        everything: bool = False,
+        **filters: Unpack[DeadFilters],
+    ) -> int:
+        """Delete dead letters for good; see `requeue_dead`. Returns how many were deleted."""
+        return self._change("purge", letters, queue, everything, filters)
+
+    def _change(
+        self,
+        action: Literal["requeue", "purge"],
+        letters: DeadLetter | Iterable[DeadLetter] | None,
+        queue: str | None,
+        everything: bool,
+        filters: DeadFilters,
+    ) -> int:
+        from celery_delayq.inspector.letters import LetterCriteria, change_all, change_some
+
+        criteria = LetterCriteria.of(**filters)
+        has_criteria = queue is not None or bool(criteria) or everything
+        if letters is not None and has_criteria:
+            raise TypeError("give either letters or criteria")
+        if letters is None and not has_criteria:
+            raise ValueError("give letters, a criterion, or everything=True")
+        with self._inspector(f"cannot {action} dead letters") as inspector:
+            if letters is not None:
+                return change_some(inspector, action, letters)
+            return change_all(inspector, action, queue, criteria)

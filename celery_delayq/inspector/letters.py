@@ -1,0 +1,122 @@
+"""Filters for dead letters, and what happens to many of them at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from celery_delayq.basics.times import Time, to_ms
+from celery_delayq.inspector.inspector import Inspector
+from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, REASONS, DeadChunk, DeadLetters
+from celery_delayq.queue.dead_letters import DeadLetter as DeadLetter
+from celery_delayq.queue.dead_letters import DeadPage as DeadPage
+from celery_delayq.transport import messages
+from celery_delayq.transport.redelivery import revived
+
+
+@dataclass(frozen=True)
+class LetterCriteria:
+    """Selects dead letters. Without any criterion, selects all.
+
+    Attributes:
+        reason: only those set aside for this reason.
+        task: only tasks of this name.
+        after_ms: only those set aside at this time or later, unix time in ms.
+        before_ms: only those set aside before this time, unix time in ms.
+        text: only tasks whose arguments contain this text, and those whose error does.
+    """
+
+    reason: str | None = None
+    task: str | None = None
+    after_ms: int | None = None
+    before_ms: int | None = None
+    text: str | None = None
+
+    @classmethod
+    def of(
+        cls,
+        *,
+        reason: str | None = None,
+        task: str | None = None,
+        after: Time | None = None,
+        before: Time | None = None,
+        text: str | None = None,
+    ) -> LetterCriteria:
+        """Return the criteria for public arguments.
+
+        Raises:
+            TypeError: a name or the text is not a string, or a time is neither a datetime nor a number.
+            ValueError: there is no such reason, a time is out of range, or the text is empty.
+        """
+        for name, value in (("reason", reason), ("task", task), ("text", text)):
+            if value is not None and not isinstance(value, str):
+                raise TypeError(f"{name} must be a str, not {value!r}")
+        if reason is not None and reason not in REASONS:
+            raise ValueError(f"reason must be one of {', '.join(REASONS)}, not {reason!r}")
+        if text == "":
+            raise ValueError("text must not be empty")
+        after_ms = None if after is None else to_ms(after, "after")
+        before_ms = None if before is None else to_ms(before, "before")
+        return cls(reason, task, after_ms, before_ms, text)
+
+    def __bool__(self) -> bool:
+        """Whether there is a criterion."""
+        return self != LetterCriteria()
+
+    def matches(self, letter: DeadLetter) -> bool:
+        """Return whether a letter is selected."""
+        if self.reason not in (None, letter.reason):
+            return False
+        if self.after_ms is not None and letter.at_ms < self.after_ms:
+            return False
+        if self.before_ms is not None and letter.at_ms >= self.before_ms:
+            return False
+        if self.task is None and self.text is None:
+            return True
+        headers = messages.headers_of(messages.decode(letter.message) or {})
+        if self.task not in (None, headers.get("task")):
+            return False
+        shown = (letter.error, headers.get("argsrepr"), headers.get("kwargsrepr"))
+        return self.text is None or any(isinstance(one, str) and self.text in one for one in shown)
+
+
+def requeue(letters: DeadLetters, letter: DeadLetter) -> bool:
+    """Move the message of a letter to the back of its queue, as if it were new; False if it is gone, or no message."""
+    return letter.reason != NOT_AN_ENTRY and letters.requeue(letter, revived(letter.message))
+
+
+def change_of(action: str, letters: DeadLetters, criteria: LetterCriteria) -> Callable[..., DeadChunk]:
+    """Return the method that requeues or purges the selected letters, a chunk at a time.
+
+    Args:
+        action: `"requeue"` or `"purge"`.
+        letters: all of them.
+        criteria: selects some.
+    """
+    wanted: Any = {"wanted": criteria.matches} if criteria else {}
+    if action == "purge":
+        return partial(letters.purge_some, **wanted)
+    return partial(letters.requeue_some, revive=revived, **wanted)
+
+
+def change_some(inspector: Inspector, action: str, letters: DeadLetter | Iterable[DeadLetter]) -> int:
+    """Requeue or purge some letters; returns how many of them, see `change_of`."""
+    chosen = [letters] if isinstance(letters, DeadLetter) else list(letters)
+    there = inspector.letters_of(*{letter.list_name for letter in chosen})
+    act: Callable[[DeadLetters, DeadLetter], int] = requeue if action == "requeue" else DeadLetters.purge
+    return sum(act(there, letter) for letter in chosen)
+
+
+def change_all(inspector: Inspector, action: str, queue: str | None, criteria: LetterCriteria) -> int:
+    """Requeue or purge all letters that match, as many as there are now; returns how many."""
+    change = change_of(action, inspector.dead_letters(queue), criteria)
+    chunk = change()
+    changed = chunk.changed
+    while chunk.cursor is not None:
+        chunk = change(cursor=chunk.cursor)
+        changed += chunk.changed
+    if not changed:
+        inspector.check_queue(queue)
+    return changed
