@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -98,15 +99,31 @@ def test_the_tests_of_the_testing_guide_pass_with_the_shop_of_the_tutorial(
     assert "2 passed" in shop.python("-m", "pytest", "-p", "no:cacheprovider")
 
 
-def test_the_web_applications_do_not_wait_to_publish_while_redis_is_away(
-    tmp_path: Path, redis_server: PrivateRedis
-) -> None:
-    page = Example(REPOSITORY / "docs" / "web-frameworks.md", tmp_path, redis_server)
-    shop = tmp_path / "shop.py"
-    shop.write_text(shop.read_text("utf-8").replace(f"127.0.0.1:{redis_server.port}", "127.0.0.1:1"), "utf-8")
-    page.add(
-        "away.py",
-        """
+@pytest.mark.parametrize("results", ["none", "delayq", "redis"])
+@pytest.mark.parametrize("mode", ["refuses", "hangs"])
+def test_the_web_applications_answer_in_time_if_redis_is_down(tmp_path: Path, mode: str, results: str) -> None:
+    with PrivateRedis() as server:
+        page = Example(REPOSITORY / "docs" / "web-frameworks.md", tmp_path, server)
+        shop = tmp_path / "shop.py"
+        url = f"delayq://127.0.0.1:{server.port}/0"
+        backend = {"none": None, "delayq": url, "redis": url.replace("delayq://", "redis://")}[results]
+        made = f'Celery("shop", broker="{url}"'
+        text = shop.read_text("utf-8")
+        assert made in text
+        shop.write_text(text.replace(made, f"{made}, backend={backend!r}"), "utf-8")
+        page.add("away.py", _AWAY)
+        if mode == "hangs":
+            os.kill(server.pid, signal.SIGSTOP)
+        else:
+            server.kill()
+        try:
+            assert page.python("away.py") == "503\n" * 4
+        finally:
+            if mode == "hangs":
+                os.kill(server.pid, signal.SIGCONT)
+
+
+_AWAY = """
 import kombu.utils.functional
 from kombu.exceptions import OperationalError
 
@@ -119,14 +136,15 @@ def refuse_to_wait(seconds):
 
 
 kombu.utils.functional.sleep = refuse_to_wait
-try:
-    api.place("7")
-except OperationalError as error:
-    print(api.api.exception_handlers[OperationalError](None, error).status_code)
-print(web.web.test_client().post("/orders/7").status_code)
-""",
-    )
-    assert page.run("away.py") == "503\n503\n"
+for call in (api.place, api.pay):
+    try:
+        call("7")
+    except OperationalError as error:
+        print(api.api.exception_handlers[OperationalError](None, error).status_code)
+client = web.web.test_client()
+print(client.post("/orders/7").status_code)
+print(client.post("/orders/7/payment").status_code)
+"""
 
 
 @pytest.mark.thorough

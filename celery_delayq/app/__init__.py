@@ -13,6 +13,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_delayq.app.dead import Dead
 from celery_delayq.app.queues import Queues
+from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.times import Time
 from celery_delayq.options.scheduler import warn_of_another
 from celery_delayq.options.settings import add_defaults
@@ -75,6 +76,11 @@ class DelayQ(Queues, Dead):
     need only its node. While the node of the registry (`delayq:queues`) is away, only the queues of the app's
     configuration are known.
 
+    All of them take `timeout`, in seconds or as a timedelta: the call ends by then with `OperationalError`, even if the
+    server hangs or all connections are in use. What it has changed by then stays changed. Only the resolution of host
+    names is not bounded. Without `timeout`, a call tries to connect twice, two seconds apart, and each command may take
+    `socket_timeout`.
+
     In tests with `task_always_eager`, or with a `memory://` broker, nothing waits in Redis, and no server is asked:
     `get` returns None, `cancel` False, `scheduled` an empty page, and so on. Only `import_` and `schedule` need a
     server. See `celery_delayq.testing` for tests in which tasks wait.
@@ -103,23 +109,26 @@ class DelayQ(Queues, Dead):
         signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
 
     @overload
-    def get(self, task_id: Group) -> dict[str, ScheduledTask | None]: ...
+    def get(self, task_id: Group, *, timeout: Timeout = ...) -> dict[str, ScheduledTask | None]: ...
     @overload
-    def get(self, task_id: TaskId) -> ScheduledTask | None: ...
+    def get(self, task_id: TaskId, *, timeout: Timeout = ...) -> ScheduledTask | None: ...
     @overload
-    def get(self, task_id: Iterable[TaskId]) -> dict[str, ScheduledTask | None]: ...
-    def get(self, task_id: TaskId | Iterable[TaskId] | Group) -> Any:
+    def get(self, task_id: Iterable[TaskId], *, timeout: Timeout = ...) -> dict[str, ScheduledTask | None]: ...
+    @ends_in_time
+    def get(self, task_id: TaskId | Iterable[TaskId] | Group, *, timeout: Timeout = None) -> Any:
         """Return a waiting task, or None if it is not waiting: it is due, has run, was cancelled, or was never delayed.
 
         If an id was scheduled several times, return the task that is due first. O(log N) for N waiting tasks.
         """
         return self._each(task_id, lambda inspector, ids: inspector.get(ids))
 
-    def waiting(self, key: str | Signature) -> ScheduledTask | None:
+    @ends_in_time
+    def waiting(self, key: str | Signature, *, timeout: Timeout = None) -> ScheduledTask | None:
         """Return the task that waits and holds a unique key, or None; see `Unique`.
 
         Args:
             key: the key; or the signature of a task that has `unique`, as in `waiting(remind.s(42))`.
+            timeout: see `DelayQ`.
 
         Raises:
             ConfigurationError: the task of the signature has no `unique`.
@@ -127,11 +136,13 @@ class DelayQ(Queues, Dead):
         with self._inspector("cannot look up a unique key") as inspector:
             return inspector.holding(self._key_of(key))
 
-    def forget(self, key: str | Signature) -> bool:
+    @ends_in_time
+    def forget(self, key: str | Signature, *, timeout: Timeout = None) -> bool:
         """Give up a unique key, whoever holds it: that task goes on as it is, and another one may hold the key.
 
         Args:
             key: see `waiting`.
+            timeout: see `DelayQ`.
 
         Returns:
             Whether a task held it.
@@ -147,12 +158,13 @@ class DelayQ(Queues, Dead):
         return bool(getattr(result, "was_new", True))
 
     @overload
-    def cancel(self, task_id: Group) -> dict[str, bool]: ...
+    def cancel(self, task_id: Group, *, timeout: Timeout = ...) -> dict[str, bool]: ...
     @overload
-    def cancel(self, task_id: TaskId) -> bool: ...
+    def cancel(self, task_id: TaskId, *, timeout: Timeout = ...) -> bool: ...
     @overload
-    def cancel(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
-    def cancel(self, task_id: TaskId | Iterable[TaskId] | Group) -> Any:
+    def cancel(self, task_id: Iterable[TaskId], *, timeout: Timeout = ...) -> dict[str, bool]: ...
+    @ends_in_time
+    def cancel(self, task_id: TaskId | Iterable[TaskId] | Group, *, timeout: Timeout = None) -> Any:
         """Remove a waiting task for good: it will not run.
 
         Atomic with regard to the transfer: either this call or a worker gets the task. O(log N) for N waiting tasks.
@@ -181,22 +193,39 @@ class DelayQ(Queues, Dead):
 
     @overload
     def reschedule(
-        self, task_id: Group, *, countdown: float | timedelta | None = ..., eta: Time | None = ...
+        self,
+        task_id: Group,
+        *,
+        countdown: float | timedelta | None = ...,
+        eta: Time | None = ...,
+        timeout: Timeout = ...,
     ) -> dict[str, bool]: ...
     @overload
     def reschedule(
-        self, task_id: TaskId, *, countdown: float | timedelta | None = ..., eta: Time | None = ...
+        self,
+        task_id: TaskId,
+        *,
+        countdown: float | timedelta | None = ...,
+        eta: Time | None = ...,
+        timeout: Timeout = ...,
     ) -> bool: ...
     @overload
     def reschedule(
-        self, task_id: Iterable[TaskId], *, countdown: float | timedelta | None = ..., eta: Time | None = ...
+        self,
+        task_id: Iterable[TaskId],
+        *,
+        countdown: float | timedelta | None = ...,
+        eta: Time | None = ...,
+        timeout: Timeout = ...,
     ) -> dict[str, bool]: ...
+    @ends_in_time
     def reschedule(
         self,
         task_id: TaskId | Iterable[TaskId] | Group,
         *,
         countdown: float | timedelta | None = None,
         eta: Time | None = None,
+        timeout: Timeout = None,
     ) -> Any:
         """Give a waiting task a new due time. It keeps its id, and its eta header gets the new time.
 
@@ -208,6 +237,7 @@ class DelayQ(Queues, Dead):
             countdown: a timedelta, or seconds: from now, by the server's clock.
             eta: the new time; give either `countdown` or `eta`. If the time is in the past, or the countdown is
                 negative, the task moves to its queue at once.
+            timeout: see `DelayQ`.
 
         Returns:
             True if the task was waiting.
@@ -220,12 +250,13 @@ class DelayQ(Queues, Dead):
         return self._each(task_id, lambda inspector, ids: inspector.reschedule(ids, countdown=countdown, eta=eta))
 
     @overload
-    def run_now(self, task_id: Group) -> dict[str, bool]: ...
+    def run_now(self, task_id: Group, *, timeout: Timeout = ...) -> dict[str, bool]: ...
     @overload
-    def run_now(self, task_id: TaskId) -> bool: ...
+    def run_now(self, task_id: TaskId, *, timeout: Timeout = ...) -> bool: ...
     @overload
-    def run_now(self, task_id: Iterable[TaskId]) -> dict[str, bool]: ...
-    def run_now(self, task_id: TaskId | Iterable[TaskId] | Group) -> Any:
+    def run_now(self, task_id: Iterable[TaskId], *, timeout: Timeout = ...) -> dict[str, bool]: ...
+    @ends_in_time
+    def run_now(self, task_id: TaskId | Iterable[TaskId] | Group, *, timeout: Timeout = None) -> Any:
         """Move a waiting task to the back of its queue, as if it had been published without an eta.
 
         Atomic. The task is in its queue when this method returns; no transfer is needed.
@@ -237,13 +268,31 @@ class DelayQ(Queues, Dead):
 
     @overload
     def apply_async_many(
-        self, signatures: Iterable[Signature], *, chunk_size: int = ..., results: Literal[True] = ...
+        self,
+        signatures: Iterable[Signature],
+        *,
+        chunk_size: int = ...,
+        results: Literal[True] = ...,
+        timeout: Timeout = ...,
     ) -> list[AsyncResult]: ...
     @overload
     def apply_async_many(
-        self, signatures: Iterable[Signature], *, chunk_size: int = ..., results: Literal[False]
+        self,
+        signatures: Iterable[Signature],
+        *,
+        chunk_size: int = ...,
+        results: Literal[False],
+        timeout: Timeout = ...,
     ) -> int: ...
-    def apply_async_many(self, signatures: Iterable[Signature], *, chunk_size: int = 1000, results: bool = True) -> Any:
+    @ends_in_time
+    def apply_async_many(
+        self,
+        signatures: Iterable[Signature],
+        *,
+        chunk_size: int = 1000,
+        results: bool = True,
+        timeout: Timeout = None,
+    ) -> Any:
         """Send many tasks in a few round trips. Each task, delayed or not, is sent as by its `apply_async()`.
 
         For example::
@@ -259,6 +308,7 @@ class DelayQ(Queues, Dead):
             chunk_size: tasks per round trip; fewer if they are large. Chunks that were sent stay sent.
             results: pass False for millions of tasks. Then no results are kept, so memory does not grow with the number
                 of tasks. Workers still store results. The tasks do not become children of a task that sends them.
+            timeout: see `DelayQ`.
 
         Returns:
             The results in order; without results, the number of tasks that were sent.

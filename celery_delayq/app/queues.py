@@ -10,9 +10,10 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.times import Time, to_ms
 from celery_delayq.publishing.naive import warn_of_naive
-from celery_delayq.transport import is_in_memory, require_transport
+from celery_delayq.transport import connected, is_in_memory
 from celery_delayq.transport.wrong_server import refusing_wrong_server
 
 if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
@@ -31,6 +32,7 @@ class Queues:
 
     app: Celery[Any]
 
+    @ends_in_time
     def scheduled(
         self,
         queue: str | None = None,
@@ -42,6 +44,7 @@ class Queues:
         *,
         text: str | None = None,
         partial: bool = False,
+        timeout: Timeout = None,
     ) -> Page:
         """Return a page of waiting tasks, in due order across all queues and priorities.
 
@@ -60,6 +63,7 @@ class Queues:
             text: only tasks whose arguments contain this text, as `ScheduledTask.args` and `kwargs` show them. Upper
                 and lower case differ.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Page.lost` names them.
+            timeout: see `DelayQ`.
 
         Raises:
             ValueError: `limit` or a time is out of range, `cursor` is not a valid cursor, or `text` is empty.
@@ -83,14 +87,19 @@ class Queues:
         text: str | None = None,
         limit: int = 1000,
         cursor: str | None = None,
+        timeout: Timeout = None,
     ) -> Iterator[ScheduledTask]:
-        """Yield all waiting tasks, page by page; see `scheduled`. Holds no connection between pages."""
+        """Yield all waiting tasks, page by page; see `scheduled`. Holds no connection between pages.
+
+        `timeout` is that of a page.
+        """
         while True:
-            page = self.scheduled(queue, task, due_after, due_before, limit, cursor, text=text)
+            page = self.scheduled(queue, task, due_after, due_before, limit, cursor, text=text, timeout=timeout)
             yield from page
             if (cursor := page.cursor) is None:
                 return
 
+    @ends_in_time
     def cancel_all(
         self,
         *,
@@ -102,6 +111,7 @@ class Queues:
         everything: bool = False,
         dry_run: bool = False,
         on_progress: OnProgress | None = None,
+        timeout: Timeout = None,
     ) -> int:
         """Remove all matching tasks for good; see `scheduled` for the criteria and `cancel` for the effect.
 
@@ -117,6 +127,7 @@ class Queues:
             everything: must be True if no criterion is given.
             dry_run: count the tasks, but do not remove them.
             on_progress: called from time to time with the number of examined tasks and the total.
+            timeout: see `DelayQ`.
 
         Returns:
             The number of removed tasks.
@@ -131,6 +142,7 @@ class Queues:
                 inspector.check_queue(queue)
             return number
 
+    @ends_in_time
     def change_some(
         self,
         action: Action,
@@ -144,6 +156,7 @@ class Queues:
         eta: Time | None = None,
         limit: int = 1000,
         cursor: str | None = None,
+        timeout: Timeout = None,
     ) -> Chunk:
         """Cancel, reschedule or run some of the matching tasks, and return a cursor for the next ones.
 
@@ -171,6 +184,7 @@ class Queues:
             eta: the new time, only to reschedule. If it is in the past, the tasks move to their queues at once.
             limit: maximum number of matching tasks, 1 to 1,000.
             cursor: cursor of the previous chunk. Give the same criteria and the same `eta`.
+            timeout: see `DelayQ`.
 
         Raises:
             TypeError: `eta` is missing, or given for another action.
@@ -188,7 +202,10 @@ class Queues:
                 inspector.check_queue(queue)
             return chunk
 
-    def counts(self, *, span: float = 3600, buckets: int = 60, partial: bool = False) -> Counts:
+    @ends_in_time
+    def counts(
+        self, *, span: float = 3600, buckets: int = 60, partial: bool = False, timeout: Timeout = None
+    ) -> Counts:
         """Count ready, delayed, overdue, in-flight and dead messages for each queue, with a histogram of due times.
 
         Cheap for the server: commands of O(log N) at most. The counts are not a snapshot: a message that moves in the
@@ -198,6 +215,7 @@ class Queues:
             span: how far ahead the histogram of due times reaches, in seconds.
             buckets: number of parts of the histogram, 1 to 1,000.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Counts.lost` names them.
+            timeout: see `DelayQ`.
 
         Raises:
             ValueError: an argument is out of range.
@@ -207,8 +225,16 @@ class Queues:
         with self._inspector("cannot count messages") as inspector:
             return count(inspector.lists, span=span, buckets=buckets, partial=partial)
 
+    @ends_in_time
     def histogram(
-        self, start: Time, span: float, buckets: int, queue: str | None = None, partial: bool = False
+        self,
+        start: Time,
+        span: float,
+        buckets: int,
+        queue: str | None = None,
+        partial: bool = False,
+        *,
+        timeout: Timeout = None,
     ) -> Histogram:
         """Count the waiting tasks that are due in each part of a window of time, before it, and after it.
 
@@ -221,6 +247,7 @@ class Queues:
             buckets: number of its parts, 1 to 1,000.
             queue: only tasks of this queue; by default, of all.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Histogram.lost` names them.
+            timeout: see `DelayQ`.
 
         Raises:
             ValueError: an argument is out of range.
@@ -234,7 +261,8 @@ class Queues:
                 inspector.check_queue(queue)
             return counted
 
-    def consumers(self, partial: bool = False) -> Consumers:
+    @ends_in_time
+    def consumers(self, partial: bool = False, *, timeout: Timeout = None) -> Consumers:
         """Return the consumers of all queues: the connections of workers, with their leases and how much they hold.
 
         Workers with kombu's own transport, and queues that nobody consumes with acknowledgements, have no leases. Cheap
@@ -242,13 +270,15 @@ class Queues:
 
         Args:
             partial: leave out queues whose nodes of a Redis Cluster are away. `Consumers.lost` names them.
+            timeout: see `DelayQ`.
         """
         from celery_delayq.inspector.consumers import consumers
 
         with self._inspector("cannot read who consumes the queues") as inspector:
             return consumers(inspector.lists, partial=partial)
 
-    def pause(self, queue: str) -> bool:
+    @ends_in_time
+    def pause(self, queue: str, *, timeout: Timeout = None) -> bool:
         """Let workers fetch no tasks from a queue, until `resume`. Those that start later keep to it, too.
 
         Delayed tasks go on becoming ready, and can be cancelled. Tasks that a worker has received already run.
@@ -256,6 +286,7 @@ class Queues:
 
         Args:
             queue: its name; all of its priorities are paused.
+            timeout: see `DelayQ`.
 
         Returns:
             False if it was paused already.
@@ -263,23 +294,34 @@ class Queues:
         with self._inspector(f"cannot pause queue {queue!r}") as inspector:
             return inspector.pause(queue)
 
-    def resume(self, queue: str) -> bool:
+    @ends_in_time
+    def resume(self, queue: str, *, timeout: Timeout = None) -> bool:
         """Let workers fetch from a paused queue again; returns False if it was not paused."""
         with self._inspector(f"cannot resume queue {queue!r}") as inspector:
             return inspector.resume(queue)
 
-    def paused(self) -> list[str]:
+    @ends_in_time
+    def paused(self, *, timeout: Timeout = None) -> list[str]:
         """Return the names of the paused queues, sorted."""
         with self._inspector("cannot look up paused queues") as inspector:
             return sorted(inspector.lists.paused())
 
-    def export(self, file: File, *, queues: Iterable[str] = (), on_progress: OnProgress | None = None) -> int:
+    @ends_in_time
+    def export(
+        self,
+        file: File,
+        *,
+        queues: Iterable[str] = (),
+        on_progress: OnProgress | None = None,
+        timeout: Timeout = None,
+    ) -> int:
         """Write all waiting tasks to a file of JSON lines, and return how many there were. See `backup.export`.
 
         Args:
             file: a path or an open file. A file at a path appears only when it is complete.
             queues: only tasks of these queues; by default, all tasks.
             on_progress: called from time to time with the number of written tasks and the total.
+            timeout: see `DelayQ`.
 
         Raises:
             OSError: the file cannot be written.
@@ -294,12 +336,14 @@ class Queues:
                 inspector.check_queue(queue)
             return backup.export(inspector.lists, file, on_progress, queues=wanted)
 
-    def import_(self, file: File, *, on_progress: OnProgress | None = None) -> Imported:
+    @ends_in_time
+    def import_(self, file: File, *, on_progress: OnProgress | None = None, timeout: Timeout = None) -> Imported:
         """Store exported tasks, so that they wait again. Tasks that wait already are skipped; see `backup.import_`.
 
         Args:
             file: a path or an open file.
             on_progress: called from time to time with the number of read tasks and the total.
+            timeout: see `DelayQ`.
 
         Raises:
             InvalidExport: the file is cut off, has an unknown version, or is garbage. Tasks before that point were
@@ -311,7 +355,10 @@ class Queues:
         with self._inspector("cannot import tasks", stores=True) as inspector:
             return backup.import_(inspector.lists, file, on_progress)
 
-    def release(self, queue: str | None = None, *, on_progress: OnProgress | None = None) -> Released:
+    @ends_in_time
+    def release(
+        self, queue: str | None = None, *, on_progress: OnProgress | None = None, timeout: Timeout = None
+    ) -> Released:
         """Move all waiting tasks to their queues, with their etas: the way back to stock Celery.
 
         First stop the workers that use this package. They would delay the released tasks again, unless the transport
@@ -322,6 +369,7 @@ class Queues:
         Args:
             queue: only tasks of this queue.
             on_progress: called from time to time with the number of examined tasks and the total.
+            timeout: see `DelayQ`.
         """
         from celery_delayq.inspector import backup
 
@@ -350,12 +398,8 @@ class Queues:
 
     @contextmanager
     def _channel(self) -> Iterator[Any]:
-        with self.app.connection_or_acquire() as connection:
-            require_transport(self.app, connection)
-            connection.ensure_connection(max_retries=1)
-            channel = connection.default_channel
-            with refusing_wrong_server(channel.plain_client):
-                yield channel
+        with connected(self.app) as channel, refusing_wrong_server(channel.plain_client):
+            yield channel
 
 
 def _criteria(**given: Any) -> Criteria:

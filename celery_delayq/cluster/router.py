@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from redis import exceptions
 from redis.crc import key_slot
 
+from celery_delayq.basics import deadline
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.command_keys import key_of
@@ -127,7 +128,7 @@ class Router:
         if isinstance(error, exceptions.RedisError) and str(node.address) not in str(error):
             error.args = (f"Redis node {node.address}: {error}",)
         self.topology.failed(node.address)
-        if self._hurries_at(node) and isinstance(error, exceptions.TimeoutError):
+        if self._hurries_at(node) and isinstance(error, exceptions.TimeoutError) and deadline.left_s() > 0:
             hanging.hangs(node.address)
         self.refresh()
 
@@ -188,11 +189,11 @@ class Router:
                     target = self._connected(self.topology.node_at(address)), not has_moved
                     continue
             left_s = until - time.monotonic()
-            if left_s <= 0:
-                if self.patience_s:
+            if min(left_s, deadline.left_s()) <= 0:
+                if self.patience_s and left_s <= 0:
                     error.args = (f"the cluster did not serve slot {slot} for {self.patience_s:g} s: {error}",)
                 raise error
-            time.sleep(min(pause_s, left_s))
+            time.sleep(max(0.0, min(pause_s, left_s, deadline.left_s())))
             pause_s, hops = min(2 * pause_s, _LONGEST_PAUSE_S), 0
             refused.clear()
             self.refresh()

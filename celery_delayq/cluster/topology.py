@@ -22,6 +22,7 @@ from redis.backoff import NoBackoff
 from redis.crc import REDIS_CLUSTER_HASH_SLOTS, key_slot
 from redis.retry import Retry
 
+from celery_delayq.basics import deadline
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.node import Address, Node, hurried_options
@@ -211,7 +212,10 @@ class Topology:
             redis.ClusterDownError: the nodes that answered know no node that serves slots.
             redis.ConnectionError: no node answered, or accepted the password.
         """
-        with self._asking:
+        wait_s = max(0.0, min(deadline.left_s(), threading.TIMEOUT_MAX))
+        if not self._asking.acquire(timeout=wait_s):
+            raise exceptions.TimeoutError("the timeout of this call is over: another thread asks the nodes")
+        try:
             if time.monotonic() - self._asked_at < REFRESH_PAUSE_S:
                 if self._error is not None:
                     raise self._error()
@@ -223,7 +227,10 @@ class Topology:
                 self._error = partial(type(exc), *exc.args)
                 raise
             finally:
-                self._asked_at = time.monotonic()
+                if deadline.left_s() > 0:  # otherwise, the next one has more time to ask
+                    self._asked_at = time.monotonic()
+        finally:
+            self._asking.release()
 
     def _ensure_known(self) -> None:
         if not self._masters:

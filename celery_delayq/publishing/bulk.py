@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from redis.exceptions import RedisError, ResponseError
 from celery_delayq.basics.errors import NotAllSent
 from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.publishing.template import PublishedTemplate, key_of
-from celery_delayq.transport import is_in_memory, require_transport
+from celery_delayq.transport import connected, is_in_memory
 from celery_delayq.transport.batch import Batch, collecting
 from celery_delayq.transport.producer import Producer
 from celery_delayq.transport.replicas import NotReplicated
@@ -36,18 +35,11 @@ def apply_async_many(
     if app.conf.task_always_eager or is_in_memory(app):
         sent = (_single(app, signature).apply_async() for signature in signatures)
         return list(sent) if results else sum(1 for _ in sent)
-    with _producer(app) as producer, collecting(producer.channel) as batch:
+    with connected(app) as channel, collecting(channel) as batch:
+        producer = Producer(channel, auto_declare=False)
         sender = _Sender(app, producer, batch, chunk_size, results)
         sender.send(signatures)
         return sender.results if results else sender.sent
-
-
-@contextmanager
-def _producer(app: Any) -> Iterator[Any]:
-    with app.connection_or_acquire() as connection:
-        require_transport(app, connection)
-        connection.ensure_connection(max_retries=1)
-        yield Producer(connection.default_channel, auto_declare=False)
 
 
 def _single(app: Any, given: Any) -> Signature:

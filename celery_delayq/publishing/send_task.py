@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MethodType
@@ -9,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 from celery import Celery
 
+from celery_delayq.basics import deadline
 from celery_delayq.basics.errors import ConfigurationError, KeyHeld
 from celery_delayq.options.throttle import Throttle
 from celery_delayq.options.unique import Unique, unique_for
 from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.queue.holds import Offered
-from celery_delayq.transport import is_in_memory
+from celery_delayq.transport import acquired, is_in_memory, raise_rather_than_wait
 from celery_delayq.transport.keyed import (
     THROTTLE_PROPERTY,
     UNIQUE_PROPERTY,
@@ -35,6 +37,23 @@ def send_unique(app: Celery) -> None:
     """Let an app understand the options `unique`, `on_conflict` and `throttle`. A second call does nothing."""
     if not isinstance(app.send_task, SendTask):
         app.send_task = SendTask(app)
+
+
+def subscribe_later(backend: Any) -> None:
+    """Let Celery's Redis backends subscribe to a result when somebody awaits it, not before its task is sent.
+
+    Celery subscribes at both times, and reads the result after the second: the first only costs each task a command.
+    While Redis is away, it would also take 19 s, and longer if Redis hangs, and raise a `RuntimeError`.
+
+    Source: Celery 5.7 `RedisBackend.on_task_call`, `AsyncBackendMixin.add_pending_result`.
+    """
+    module = sys.modules.get("celery.backends.redis")
+    if module and getattr(type(backend), "on_task_call", None) is module.RedisBackend.on_task_call:
+        backend.on_task_call = _do_nothing
+
+
+def _do_nothing(producer: Any, task_id: str) -> dict[str, Any]:
+    return {}
 
 
 def key_of(app: Celery, signature: Signature) -> str:
@@ -105,7 +124,12 @@ class SendTask:
             ConfigurationError: an option is wrong, or the broker is not ours.
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
+        if deadline.is_set() and options.keys().isdisjoint({"connection", "producer", "publisher"}):
+            options["retry_policy"] = {"errback": raise_rather_than_wait, **(options.get("retry_policy") or {})}
+            with acquired(self._app) as connection:
+                return self(name, args, kwargs, *positional, connection=connection, **options)
         warn_of_naive(options.get("eta"), self._app)
+        subscribe_later(self._app.backend)
         task = options.get("task_type") or (self._app.tasks.get(name) if self._app.finalized else None)
         retrying = self._retrying(options)
         throttle = options.pop("throttle", _NOT_GIVEN)

@@ -13,6 +13,7 @@ from celery.schedules import BaseSchedule
 from kombu.exceptions import OperationalError
 from redis.exceptions import ResponseError
 
+from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
 from celery_delayq.basics.text import told
 from celery_delayq.schedule.configured import configured
@@ -40,9 +41,9 @@ class Schedule:
 
     Changes take effect in all planners at once. Threads may share a Schedule.
 
-    Every method raises `kombu.exceptions.OperationalError` if the server cannot be reached or refuses a command, and
-    `ConfigurationError` if the app's broker URL is not a `delayq://` URL. Methods that take the name of an entry raise
-    `InvalidSchedule` if its record cannot be read, because another program wrote it.
+    Every method takes `timeout`, see `DelayQ`. It raises `kombu.exceptions.OperationalError` if the server cannot be
+    reached or refuses a command, and `ConfigurationError` if the app's broker URL is not a `delayq://` URL. Methods
+    that take the name of an entry raise `InvalidSchedule` if its record cannot be read: another program wrote it.
 
     Args:
         app: the Celery app.
@@ -55,6 +56,7 @@ class Schedule:
 
     # -- changing
 
+    @ends_in_time
     def add(
         self,
         name: str,
@@ -64,6 +66,7 @@ class Schedule:
         kwargs: Mapping[str, Any] | None = None,
         *,
         options: Mapping[str, Any] | None = None,
+        timeout: Timeout = None,
         **timing: Any,
     ) -> PeriodicTask:
         """Add an entry. One atomic script.
@@ -79,6 +82,7 @@ class Schedule:
                 ...
             timing: `tz`, `start`, `end`, `jitter`, `max_runs`, `enabled`, `missed`, `max_lateness`, `catch_up`,
                 `lazy`; see `Timing`.
+            timeout: see `DelayQ`.
 
         Raises:
             EntryExists: an entry of that name exists already.
@@ -87,7 +91,8 @@ class Schedule:
         given = {"task": _name_of(task), "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
         return self.add_definition(Definition.of(name, {**given, "timing": timing}, self._app))
 
-    def add_definition(self, definition: Definition) -> PeriodicTask:
+    @ends_in_time
+    def add_definition(self, definition: Definition, *, timeout: Timeout = None) -> PeriodicTask:
         """Add an entry by its definition; see `add`."""
         name = definition.name
         with self._store() as store:
@@ -96,6 +101,7 @@ class Schedule:
                 raise EntryExists(f"periodic task {name!r} exists already: update it, or choose another name")
             return self._show(store, name, record)
 
+    @ends_in_time
     def update(
         self,
         name: str,
@@ -105,6 +111,7 @@ class Schedule:
         args: Sequence[Any] = _UNCHANGED,
         kwargs: Mapping[str, Any] = _UNCHANGED,
         options: Mapping[str, Any] = _UNCHANGED,
+        timeout: Timeout = None,
         **timing: Any,
     ) -> PeriodicTask:
         """Change an entry that was added at run time. Arguments are those of `add`; those not given stay as they are.
@@ -124,7 +131,10 @@ class Schedule:
 
         return self.update_fields(name, changes, timing)
 
-    def update_fields(self, name: str, changes: Mapping[str, Any], timing: Mapping[str, Any]) -> PeriodicTask:
+    @ends_in_time
+    def update_fields(
+        self, name: str, changes: Mapping[str, Any], timing: Mapping[str, Any], *, timeout: Timeout = None
+    ) -> PeriodicTask:
         """Change fields and timing by their names; see `update`. None restores the default of a timing field."""
 
         def change(record: Record) -> Record:
@@ -136,7 +146,8 @@ class Schedule:
 
         return self._change(name, change, only_added=True)
 
-    def remove(self, name: str) -> None:
+    @ends_in_time
+    def remove(self, name: str, *, timeout: Timeout = None) -> None:
         """Remove an entry that was added at run time, even if unreadable, and withdraw its pending occurrence.
 
         Raises:
@@ -155,7 +166,8 @@ class Schedule:
             store.forget_all(name, queues)
             store.set_error(name, None)
 
-    def pause(self, name: str) -> PeriodicTask:
+    @ends_in_time
+    def pause(self, name: str, *, timeout: Timeout = None) -> PeriodicTask:
         """Pause an entry until `resume`, and withdraw its pending occurrence. Works for entries of the configuration.
 
         Raises:
@@ -167,7 +179,8 @@ class Schedule:
                 store.rest(name, shown.queue)
         return self.get(name)
 
-    def resume(self, name: str) -> PeriodicTask:
+    @ends_in_time
+    def resume(self, name: str, *, timeout: Timeout = None) -> PeriodicTask:
         """Resume a paused entry. Runs that were missed in the meantime are not made up for.
 
         Raises:
@@ -175,7 +188,8 @@ class Schedule:
         """
         return self._change(name, lambda record: replace(record, paused=False))
 
-    def run_now(self, name: str) -> AsyncResult:
+    @ends_in_time
+    def run_now(self, name: str, *, timeout: Timeout = None) -> AsyncResult:
         """Send the task of an entry now, in addition to its schedule. It does not count as one of its runs.
 
         A `countdown` of the entry, which delays its runs, does not delay this one.
@@ -196,7 +210,8 @@ class Schedule:
 
     # -- reading
 
-    def get(self, name: str) -> PeriodicTask:
+    @ends_in_time
+    def get(self, name: str, *, timeout: Timeout = None) -> PeriodicTask:
         """Return an entry.
 
         Raises:
@@ -208,7 +223,8 @@ class Schedule:
                 return PeriodicTask(name, "", None, error=error)
             return self._show(store, name, self._record(store, name))
 
-    def next_runs(self, name: str, number: int = 5) -> list[datetime]:
+    @ends_in_time
+    def next_runs(self, name: str, number: int = 5, *, timeout: Timeout = None) -> list[datetime]:
         """Return when an entry runs next, as it is planned now: aware datetimes in UTC, the planned run first.
 
         There are fewer if it ends, one if its schedule decides only when it is asked, and none if nothing is planned:
@@ -217,6 +233,7 @@ class Schedule:
         Args:
             name: name of the entry.
             number: how many runs.
+            timeout: see `DelayQ`.
 
         Raises:
             UnknownEntry: there is no such entry.

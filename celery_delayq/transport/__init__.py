@@ -52,15 +52,18 @@ from __future__ import annotations
 
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cached_property, partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
 import kombu
+from kombu.exceptions import LimitExceeded, OperationalError
 from kombu.transport import redis as kombu_redis
 from redis import exceptions
 
+from celery_delayq.basics import deadline
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.options.settings import check_master_name, check_transport_options, check_urls
 from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
@@ -358,8 +361,42 @@ class ClusterTransport(Transport):
 
 def is_in_memory(app: Any) -> bool:
     """Return whether the broker of an app is `memory://`, which is for tests."""
-    with app.connection_or_acquire() as connection:
+    with acquired(app) as connection:
         return bool(connection.transport.driver_type == "memory")
+
+
+@contextmanager
+def connected(app: Any) -> Iterator[Any]:
+    """Give the channel of a connection of the app's pool. It tries to connect twice, two seconds apart.
+
+    Raises:
+        kombu.exceptions.OperationalError: the server cannot be reached, or the `timeout` of the call is over.
+        ConfigurationError: see `require_transport`.
+    """
+    with acquired(app) as connection:
+        require_transport(app, connection)
+        connection.ensure_connection(raise_rather_than_wait, max_retries=1)
+        yield connection.default_channel
+
+
+def acquired(app: Any) -> Any:
+    """Return a connection of the app's pool, for a `with` block, which gives it back.
+
+    Raises:
+        kombu.exceptions.OperationalError: all are in use until the `timeout` of the call is over.
+    """
+    if not deadline.is_set():
+        return app.connection_or_acquire()
+    try:
+        return app.pool.acquire(block=True, timeout=deadline.at_most(None))
+    except LimitExceeded as exc:
+        raise OperationalError(f"all {exc} connections of the pool are in use, see broker_pool_limit") from exc
+
+
+def raise_rather_than_wait(exc: Exception, pause_s: float) -> None:
+    """Raise an error if the `timeout` of the call would be over after a pause."""
+    if deadline.left_s() <= pause_s:
+        raise exc
 
 
 def require_transport(app: Any, connection: Any) -> None:

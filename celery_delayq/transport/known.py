@@ -10,15 +10,19 @@ tells neither the server nor the event loop, which it shares with its parent.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import redis
 from redis import exceptions
 
+from celery_delayq.basics import deadline
 from celery_delayq.basics.descriptors import all_known, remember
 from celery_delayq.queue.connections import is_full, passing_refusal, was_silent
+
+#: What a call without `timeout` waits in.
+_AS_USUAL = nullcontext()
 
 
 def is_any(kind: type) -> bool:
@@ -51,6 +55,9 @@ class Known:
 
     _sock: Any = None
 
+    socket_timeout: float | None
+    socket_connect_timeout: float | None
+
     def __init__(self, *args: Any, health_check_interval: float = 0, **kwargs: Any) -> None:
         # By its name: kombu 5.6 leaves it out if neither a class nor one of its bases takes it, and looks no further.
         super().__init__(*args, health_check_interval=health_check_interval, **kwargs)  # type: ignore[call-arg]
@@ -67,7 +74,48 @@ class Known:
         with suppress(exceptions.ConnectionError):
             if self._sock is not None and was_silent(self) and not connection.can_read(timeout=0):
                 self.disconnect()
-        return super().connect()  # type: ignore[misc]
+        with self._in_time():
+            return super().connect()  # type: ignore[misc]
+
+    def _connect(self) -> Any:
+        """Open a socket, see redis-py; within the `timeout` of the call."""
+        if not deadline.is_set():
+            return super()._connect()  # type: ignore[misc]
+        longest_s = self.socket_timeout, self.socket_connect_timeout
+        self.socket_timeout, self.socket_connect_timeout = map(deadline.at_most, longest_s)
+        try:
+            return super()._connect()  # type: ignore[misc]
+        finally:
+            self.socket_timeout, self.socket_connect_timeout = longest_s
+
+    def _in_time(self) -> AbstractContextManager[object]:
+        """Let the block wait for the server within the `timeout` of the call, if it has one; see `_hurried`."""
+        return self._hurried() if deadline.is_set() else _AS_USUAL
+
+    @contextmanager
+    def _hurried(self) -> Iterator[None]:
+        """Let the block wait for the server until the end of the call.
+
+        Raises:
+            redis.TimeoutError: that is over. The connection is closed: a reply may be unread.
+        """
+        longest_s = self.socket_timeout
+        if self._sock is not None:
+            if deadline.left_s() <= 0:
+                self.disconnect()
+                raise exceptions.TimeoutError("the timeout of this call is over")
+            longest_s = self._sock.gettimeout()
+            self._sock.settimeout(deadline.at_most(longest_s))
+        try:
+            yield
+        finally:
+            if self._sock is not None:
+                self._sock.settimeout(longest_s)
+
+    def send_packed_command(self, *args: Any, **kwargs: Any) -> None:
+        """Send a command, see redis-py."""
+        with self._in_time():
+            super().send_packed_command(*args, **kwargs)  # type: ignore[misc]
 
     def disconnect(self, *args: Any, **kwargs: Any) -> None:
         """Close the connection, see redis-py."""
@@ -93,7 +141,8 @@ class Known:
             redis.ConnectionError: the node has no connection left, as of a single server.
         """
         try:
-            return super().read_response(*args, **kwargs)  # type: ignore[misc]
+            with self._in_time():
+                return super().read_response(*args, **kwargs)  # type: ignore[misc]
         except exceptions.ResponseError as exc:
             understood = self.understood(exc)
             if understood is exc:
