@@ -117,18 +117,25 @@ def test_the_web_applications_answer_in_time_if_redis_is_down(tmp_path: Path, mo
         else:
             server.kill()
         try:
-            assert page.python("away.py") == "503\n" * 4
+            assert page.python("away.py") == "503\n" * 8
         finally:
             if mode == "hangs":
                 os.kill(server.pid, signal.SIGCONT)
 
 
 _AWAY = """
+import asyncio
+
+import django.conf
 import kombu.utils.functional
 from kombu.exceptions import OperationalError
 
 import api
+import async_api
+import views
 import web
+
+django.conf.settings.configure()
 
 
 def refuse_to_wait(seconds):
@@ -141,6 +148,13 @@ for call in (api.place, api.pay):
         call("7")
     except OperationalError as error:
         print(api.api.exception_handlers[OperationalError](None, error).status_code)
+for call in (async_api.place, async_api.pay):
+    try:
+        asyncio.run(call("7"))
+    except OperationalError as error:
+        print(async_api.api.exception_handlers[OperationalError](None, error).status_code)
+for call in (views.place, views.pay):
+    print(asyncio.run(call(None, "7")).status_code)
 client = web.web.test_client()
 print(client.post("/orders/7").status_code)
 print(client.post("/orders/7/payment").status_code)

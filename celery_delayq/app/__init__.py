@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, ov
 from celery import Celery, signals
 from kombu.utils.imports import symbol_by_name
 
+from celery_delayq.app.coroutines import ForCoroutines
 from celery_delayq.app.dead import Dead
-from celery_delayq.app.queues import Queues
 from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.times import Time
 from celery_delayq.options.scheduler import warn_of_another
@@ -21,6 +21,7 @@ from celery_delayq.publishing.control import use_control
 from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.publishing.send_task import key_of, send_unique
 from celery_delayq.transport import register
+from celery_delayq.transport.threads import in_a_thread
 
 if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
     from celery.canvas import Signature
@@ -47,7 +48,7 @@ _STEPS = ("celery_delayq.worker.bootsteps:Plan", "celery_delayq.worker.bootsteps
 _COMMANDS = "celery_delayq.worker.commands:register"
 
 
-class DelayQ(Queues, Dead):
+class DelayQ(ForCoroutines, Dead):
     """Delayed tasks in Redis for a Celery app.
 
     Make it beside the app::
@@ -80,6 +81,10 @@ class DelayQ(Queues, Dead):
     server hangs or all connections are in use. What it has changed by then stays changed. Only the resolution of host
     names is not bounded. Without `timeout`, a call tries to connect twice, two seconds apart, and each command may take
     `socket_timeout`.
+
+    Coroutines of asyncio await the same methods with an `a` in front (`await delayq.acancel(id)`), and `asend` instead
+    of `apply_async`. They run in threads, ten at a time in a process; further ones wait, until their `timeout`. If a
+    coroutine is cancelled, a call that has begun goes on to its end, and one that has not begun never does.
 
     In tests with `task_always_eager`, or with a `memory://` broker, nothing waits in Redis, and no server is asked:
     `get` returns None, `cancel` False, `scheduled` an empty page, and so on. Only `import_` and `schedule` need a
@@ -322,6 +327,14 @@ class DelayQ(Queues, Dead):
         from celery_delayq.publishing import bulk
 
         return bulk.apply_async_many(self.app, signatures, chunk_size, results)
+
+    aget = in_a_thread(get)
+    awaiting = in_a_thread(waiting)
+    aforget = in_a_thread(forget)
+    acancel = in_a_thread(cancel)
+    areschedule = in_a_thread(reschedule)
+    arun_now = in_a_thread(run_now)
+    aapply_async_many = in_a_thread(apply_async_many)
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -47,6 +47,12 @@ def at_most(span_s: float | None) -> float | None:
     return max(0.001, min(left_s(), math.inf if span_s is None else span_s))
 
 
+def raise_rather_than_wait(exc: Exception, pause_s: float) -> None:
+    """Raise an error if the call should end before the end of a pause: kombu calls it before the next attempt."""
+    if left_s() <= pause_s:
+        raise exc
+
+
 @contextmanager
 def within(timeout: Timeout) -> Iterator[None]:
     """Let what the block does end within a time. A block within another one ends with it, if that is sooner.

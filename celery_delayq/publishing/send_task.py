@@ -16,7 +16,7 @@ from celery_delayq.options.throttle import Throttle
 from celery_delayq.options.unique import Unique, unique_for
 from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.queue.holds import Offered
-from celery_delayq.transport import acquired, is_in_memory, raise_rather_than_wait
+from celery_delayq.transport import acquired, is_in_memory
 from celery_delayq.transport.keyed import (
     THROTTLE_PROPERTY,
     UNIQUE_PROPERTY,
@@ -125,7 +125,10 @@ class SendTask:
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
         if deadline.is_set() and options.keys().isdisjoint({"connection", "producer", "publisher"}):
-            options["retry_policy"] = {"errback": raise_rather_than_wait, **(options.get("retry_policy") or {})}
+            options["retry_policy"] = {
+                "errback": deadline.raise_rather_than_wait,
+                **(options.get("retry_policy") or {}),
+            }
             with acquired(self._app) as connection:
                 return self(name, args, kwargs, *positional, connection=connection, **options)
         warn_of_naive(options.get("eta"), self._app)

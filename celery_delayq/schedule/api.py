@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from datetime import datetime
@@ -24,6 +24,7 @@ from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.transport.threads import in_a_thread, threads
 
 _UNCHANGED: Any = object()
 
@@ -252,6 +253,17 @@ class Schedule:
         except Exception as exc:  # of a user's schedule class, or another program wrote the state
             raise InvalidSchedule(f"cannot tell when periodic task {name!r} runs: {told(exc)}") from exc
 
+    aadd = in_a_thread(add)
+    aadd_definition = in_a_thread(add_definition)
+    aupdate = in_a_thread(update)
+    aupdate_fields = in_a_thread(update_fields)
+    aremove = in_a_thread(remove)
+    apause = in_a_thread(pause)
+    aresume = in_a_thread(resume)
+    arun_now = in_a_thread(run_now)
+    aget = in_a_thread(get)
+    anext_runs = in_a_thread(next_runs)
+
     def __contains__(self, name: str) -> bool:
         """Return whether there is an entry of that name."""
         with self._store() as store:
@@ -262,6 +274,11 @@ class Schedule:
         with self._store() as store:
             found = read_all(store, known=self._app.tasks)
         yield from found
+
+    async def __aiter__(self) -> AsyncIterator[PeriodicTask]:
+        """Yield all entries in an `async for`."""
+        for entry in await threads.run(lambda: list(self)):
+            yield entry
 
     def __getitem__(self, name: str) -> PeriodicTask:
         """Return an entry, see `get`."""

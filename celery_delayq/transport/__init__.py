@@ -29,6 +29,7 @@
     refusal     sets aside messages that no consumer can take
     urls        the URL schemes, and how kombu reads them
     connector   connections for the transfer loop
+    threads     in which calls of coroutines wait
     sentinel    leaves a master when Sentinel has named another one
     known       the connections of this process: a master may have to be left, and a forked child closes its copies
     wrong_server  says so if the server is of another kind than the URL says
@@ -375,7 +376,7 @@ def connected(app: Any) -> Iterator[Any]:
     """
     with acquired(app) as connection:
         require_transport(app, connection)
-        connection.ensure_connection(raise_rather_than_wait, max_retries=1)
+        connection.ensure_connection(deadline.raise_rather_than_wait, max_retries=1)
         yield connection.default_channel
 
 
@@ -391,12 +392,6 @@ def acquired(app: Any) -> Any:
         return app.pool.acquire(block=True, timeout=deadline.at_most(None))
     except LimitExceeded as exc:
         raise OperationalError(f"all {exc} connections of the pool are in use, see broker_pool_limit") from exc
-
-
-def raise_rather_than_wait(exc: Exception, pause_s: float) -> None:
-    """Raise an error if the `timeout` of the call would be over after a pause."""
-    if deadline.left_s() <= pause_s:
-        raise exc
 
 
 def require_transport(app: Any, connection: Any) -> None:

@@ -17,8 +17,10 @@ STUBS = Path(sys.prefix, "monitors")
 ROOT = Path(__file__).parents[2]
 
 SHOP = """
+from datetime import timedelta
+
 from celery import Celery, chain, group
-from celery_delayq import DelayQ, KeyHeld, Task, Throttle, Unique
+from celery_delayq import DelayQ, KeyHeld, Page, PeriodicTask, ScheduledTask, Task, Throttle, Unique
 
 app = Celery("shop", broker="delayq://localhost:6379/0", task_cls=Task)
 delayq = DelayQ(app)
@@ -43,10 +45,21 @@ def use() -> None:
     delayq.apply_async_many([remind.s(1), sync.s(2)])
     task = delayq.waiting(remind.s(1)) or delayq.waiting("remind:42")
     print(task and task.due, delayq.forget("remind:42"))
+    print(delayq.cancel("a", timeout=1) is True, delayq.counts(timeout=timedelta(seconds=1)).queues)
     try:
         app.send_task("shop.remind", (1,), unique=Unique(key="x"))
     except KeyHeld as exc:
         print(exc.key.upper(), exc.task_id.upper())
+
+
+async def use_in_a_coroutine() -> None:
+    sent = await delayq.asend(remind, (1,), countdown=600, timeout=1)
+    task: ScheduledTask | None = await delayq.aget(sent.id)
+    cancelled: bool = await delayq.acancel("a", timeout=timedelta(seconds=1))
+    number: int = await delayq.aapply_async_many([remind.s(1)], results=False)
+    page: Page = await delayq.ascheduled("mail", limit=3)
+    entry: PeriodicTask = await delayq.schedule.apause("report")
+    print(task, cancelled, number, page, entry, [found.due async for found in delayq.aiter_scheduled()])
 """
 
 
@@ -76,8 +89,9 @@ def test_a_users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubs: 
     said = checked(tmp_path, monkeypatch, text=SHOP, stubs=stubs)
     about = [line for line in said.splitlines() if "shop.py" in line]
     assert about == [], said
-    wrong = SHOP.replace('on_conflict="extend"', 'on_conflict="extends"')
+    wrong = SHOP.replace('on_conflict="extend"', 'on_conflict="extends"').replace('("a", timeout', '("a", timout')
     (tmp_path / "wrong").mkdir()
     if stubs:
         said = checked(tmp_path / "wrong", monkeypatch, text=wrong, stubs=True)
         assert 'Argument "on_conflict" to "apply_async" of "Task" has incompatible type' in said
+        assert said.count('Unexpected keyword argument "timout"') == 2

@@ -1,0 +1,88 @@
+"""What `DelayQ` does for coroutines: the methods of `Queues` with an `a` in front, and `asend`."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from celery_delayq.app.queues import Queues
+from celery_delayq.basics.deadline import Timeout, within
+from celery_delayq.basics.times import Time
+from celery_delayq.transport.threads import in_a_thread, threads
+
+if TYPE_CHECKING:
+    from celery.result import AsyncResult
+
+    from celery_delayq.inspector.task import ScheduledTask
+
+
+class ForCoroutines(Queues):
+    """`Queues` with methods for coroutines of asyncio. `DelayQ` has its own methods for them beside the others."""
+
+    ascheduled = in_a_thread(Queues.scheduled)
+    acancel_all = in_a_thread(Queues.cancel_all)
+    achange_some = in_a_thread(Queues.change_some)
+    acounts = in_a_thread(Queues.counts)
+    ahistogram = in_a_thread(Queues.histogram)
+    aconsumers = in_a_thread(Queues.consumers)
+    apause = in_a_thread(Queues.pause)
+    aresume = in_a_thread(Queues.resume)
+    apaused = in_a_thread(Queues.paused)
+    aexport = in_a_thread(Queues.export)
+    aimport_ = in_a_thread(Queues.import_)
+    arelease = in_a_thread(Queues.release)
+
+    async def aiter_scheduled(
+        self,
+        queue: str | None = None,
+        task: str | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
+        *,
+        text: str | None = None,
+        limit: int = 1000,
+        cursor: str | None = None,
+        timeout: Timeout = None,
+    ) -> AsyncIterator[ScheduledTask]:
+        """Yield all waiting tasks, page by page, in an `async for`; see `iter_scheduled`."""
+        while True:
+            page = await self.ascheduled(queue, task, due_after, due_before, limit, cursor, text=text, timeout=timeout)
+            for found in page:
+                yield found
+            if (cursor := page.cursor) is None:
+                return
+
+    async def asend(
+        self,
+        task: Any,
+        args: Sequence[Any] | None = None,
+        kwargs: Mapping[str, Any] | None = None,
+        *,
+        timeout: Timeout = None,
+        **options: Any,
+    ) -> AsyncResult:
+        """Send a task, as its `apply_async` does. `await` it.
+
+        For example::
+
+            result = await delayq.asend(cancel_unpaid, (42,), countdown=1800, timeout=1)
+
+        Args:
+            task: the task, its name, or a signature.
+            args: positional arguments of the task; behind those of a signature.
+            kwargs: keyword arguments of the task.
+            timeout: see `DelayQ`. With it, there are as many attempts as there is time for.
+            options: of `apply_async`: `countdown`, `eta`, `task_id`, `queue`, `unique` and so on.
+
+        Raises:
+            kombu.exceptions.OperationalError: the server cannot be reached. If the connection was lost, the task may
+                have been sent; sent again with a unique key, it runs once.
+        """
+        if isinstance(task, str) and task not in self.app.tasks:  # only its name is known
+            send = partial(self.app.send_task, task)
+        else:
+            send = (self.app.tasks[task] if isinstance(task, str) else task).apply_async
+        with within(timeout):
+            result: AsyncResult = await threads.run(partial(send, args, kwargs, **options))
+            return result
