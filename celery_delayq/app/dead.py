@@ -6,7 +6,9 @@ from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Literal, TypedDict
 
+from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.times import Time
+from celery_delayq.transport.threads import in_a_thread
 
 if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
     from typing_extensions import Unpack
@@ -38,12 +40,14 @@ class Dead:
 
     _inspector: Callable[[str], AbstractContextManager[Inspector]]
 
+    @ends_in_time
     def dead(
         self,
         queue: str | None = None,
         *,
         limit: int = 100,
         cursor: str | None = None,
+        timeout: Timeout = None,
         **filters: Unpack[DeadFilters],
     ) -> DeadPage:
         """Return a page of the dead letters, and of the failed tasks that are kept: list by list, the oldest first.
@@ -55,6 +59,7 @@ class Dead:
             queue: only those of this queue.
             limit: maximum number of letters, 1 to 1,000.
             cursor: cursor of the previous page.
+            timeout: see `DelayQ`.
             filters: see `DeadFilters`.
 
         Raises:
@@ -69,12 +74,14 @@ class Dead:
                 inspector.check_queue(queue)
             return page
 
+    @ends_in_time
     def requeue_dead(
         self,
         letters: DeadLetter | Iterable[DeadLetter] | None = None,
         *,
         queue: str | None = None,
         everything: bool = False,
+        timeout: Timeout = None,
         **filters: Unpack[DeadFilters],
     ) -> int:
         """Let tasks run again, under their own ids: their messages move to the backs of their queues.
@@ -86,6 +93,7 @@ class Dead:
             letters: some of a page. Or give criteria, for all that match, as many as there are now.
             queue: only those of this queue.
             everything: must be True if neither letters nor a criterion are given.
+            timeout: see `DelayQ`.
             filters: see `DeadFilters`.
 
         Returns:
@@ -97,16 +105,22 @@ class Dead:
         """
         return self._change("requeue", letters, queue, everything, filters)
 
+    @ends_in_time
     def purge_dead(
         self,
         letters: DeadLetter | Iterable[DeadLetter] | None = None,
         *,
         queue: str | None = None,
         everything: bool = False,
+        timeout: Timeout = None,
         **filters: Unpack[DeadFilters],
     ) -> int:
         """Delete dead letters for good; see `requeue_dead`. Returns how many were deleted."""
         return self._change("purge", letters, queue, everything, filters)
+
+    adead = in_a_thread(dead)
+    arequeue_dead = in_a_thread(requeue_dead)
+    apurge_dead = in_a_thread(purge_dead)
 
     def _change(
         self,
