@@ -9,6 +9,7 @@ import threading
 import weakref
 from abc import ABC, abstractmethod
 from contextlib import suppress
+from contextvars import Context
 from logging import Logger
 from typing import Any
 
@@ -44,7 +45,7 @@ class LoopThread(ABC):
         if self.is_alive():
             return
         self._thread = threading.Thread(target=self.run, name=self._name, daemon=True)
-        self._thread.start()
+        Context().run(self._thread.start)  # a Python without GIL would give it the `timeout` of the call that starts it
 
     def stop(self, timeout_s: float = 5.0) -> None:
         """End the loop and wait at most `timeout_s` seconds."""

@@ -58,9 +58,9 @@ class Threads:
         from concurrent.futures import Future
 
         future: Future[R] = Future()
-        self._add(future, partial(copy_context().run, call))
-        result = asyncio.wrap_future(future)
         try:
+            self._add(future, partial(copy_context().run, call))
+            result = asyncio.wrap_future(future)
             if deadline.is_set():
                 await asyncio.wait({result}, timeout=deadline.left_s())
                 if future.cancel():

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 import io
+import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -21,8 +22,10 @@ from kombu import pools
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayQ, NotAllSent
+from celery_delayq.basics import deadline
 from celery_delayq.inspector.away import NodesAway
 from celery_delayq.schedule.api import Schedule
+from celery_delayq.transfer.thread import LoopThread
 from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
 from tests import brokers
@@ -216,6 +219,18 @@ def test_later_calls_may_take_longer(broker_client: Any, broker_url: str) -> Non
             assert app.delayq.get("a", timeout=0.5) is None
         broker_client.client_pause(1000)
         assert app.delayq.get("a") is None
+
+
+def test_a_loop_that_a_call_starts_has_no_timeout() -> None:
+    class Loop(LoopThread):
+        def run(self) -> None:
+            self.has_timeout = deadline.is_set()
+
+    loop = Loop("loop", logging.getLogger(__name__), "Looking", "Nothing")
+    with deadline.within(600):
+        loop.start()
+    loop.stop()
+    assert not loop.has_timeout
 
 
 @pytest.mark.parametrize("timeout", [0, -1, timedelta(0), float("nan"), "1"])
