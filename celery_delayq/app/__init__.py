@@ -13,6 +13,7 @@ from kombu.utils.imports import symbol_by_name
 
 from celery_delayq.app.coroutines import ForCoroutines
 from celery_delayq.app.dead import Dead
+from celery_delayq.app.updates import Updates
 from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.times import Time
 from celery_delayq.options.scheduler import warn_of_another
@@ -48,7 +49,7 @@ _STEPS = ("celery_delayq.worker.bootsteps:Plan", "celery_delayq.worker.bootsteps
 _COMMANDS = "celery_delayq.worker.commands:register"
 
 
-class DelayQ(ForCoroutines, Dead):
+class DelayQ(Updates, ForCoroutines, Dead):
     """Delayed tasks in Redis for a Celery app.
 
     Make it beside the app::

@@ -35,6 +35,7 @@ _COMMANDS = {
     "status": "status:status",
     "top": "top:top",
     "transfer": "transfer:transfer",
+    "update": "changes:update",
     "web": "web:web",
     "workers": "workers:workers",
 }

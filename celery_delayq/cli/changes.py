@@ -1,21 +1,32 @@
-"""`celery -A app delayq cancel`, `reschedule` and `run-now`: change waiting tasks."""
+"""`celery -A app delayq cancel`, `reschedule`, `run-now` and `update`: change waiting tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Any
 
 import click
 
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import inspecting
-from celery_delayq.cli.command import command, confirm, json_option, usage_errors, yes_option
+from celery_delayq.cli.command import (
+    LIST,
+    OBJECT,
+    command,
+    confirm,
+    import_tasks,
+    json_option,
+    usage_errors,
+    yes_option,
+)
 from celery_delayq.cli.listing import criteria_of, filters, not_waiting
 from celery_delayq.cli.output import print_json, progress, say_changed
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import SPAN, WHEN, at
 from celery_delayq.inspector import Inspector
+from celery_delayq.transport.messages import updated
 
 #: How many ids one call of the inspector gets.
 _BATCH = 100
@@ -102,6 +113,29 @@ def run_now(ctx: click.Context, ids: tuple[str, ...], as_json: bool) -> None:
     """Move the tasks with these IDs to the back of their queues."""
     with inspecting(ctx.obj.app) as inspector:
         _change(ctx, ids, "moved to their queues", inspector.run_now, as_json)
+
+
+@command("update")
+@click.argument("ids", nargs=-1, required=True, metavar="ID...")
+@click.option("--args", type=LIST, help="All positional arguments, as a JSON list.")
+@click.option("--kwargs", type=OBJECT, help="All keyword arguments, as a JSON object.")
+@click.option("--priority", type=click.IntRange(0, 9), help="The new priority.")
+@json_option
+def update(
+    ctx: click.Context,
+    ids: tuple[str, ...],
+    args: list[Any] | None,
+    kwargs: dict[str, Any] | None,
+    priority: int | None,
+    as_json: bool,
+) -> None:
+    """Give the tasks with these IDs other arguments, or another priority. What is not given stays as it is."""
+    if args is None and kwargs is None and priority is None:
+        raise click.UsageError("give --args, --kwargs or --priority")
+    import_tasks(ctx.obj.app)
+    change = partial(updated, ctx.obj.app, args=args, kwargs=kwargs, priority=priority)
+    with inspecting(ctx.obj.app) as inspector, usage_errors():
+        _change(ctx, ids, "updated", lambda batch: inspector.update(batch, change, priority), as_json)
 
 
 def _change(

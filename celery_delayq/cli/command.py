@@ -9,12 +9,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import click
 from celery.bin.base import CeleryCommand, handle_preload_options
 
 from celery_delayq.cli.plain import say, visible
+from celery_delayq.schedule.encoding import json_of
 
 #: Adds an option or argument to a function.
 Decorator = Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -87,6 +89,10 @@ class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 
             self.fail(f"cannot parse {value!r} as {self._wanted}" if self._wanted else str(exc), param, ctx)
 
 
+#: JSON, for example the arguments of a task.
+LIST, OBJECT = Parsed("list", partial(json_of, kind=list)), Parsed("object", partial(json_of, kind=dict))
+
+
 def command(name: str, group: click.Group | None = None) -> Callable[[Callable[..., None]], click.Command]:
     """Turn a function with Click options into a Celery command. Its first argument is Click's context.
 
@@ -121,14 +127,14 @@ def confirm(question: str, yes: bool) -> None:
 
 @contextmanager
 def usage_errors() -> Iterator[None]:
-    """Turn a ValueError from the inspector into a usage error: an option has a wrong value.
+    """Turn a ValueError or TypeError from the inspector into a usage error: an option has a wrong value.
 
     Raises:
-        click.UsageError: in place of the ValueError.
+        click.UsageError: in place of the error.
     """
     try:
         yield
-    except ValueError as exc:
+    except (TypeError, ValueError) as exc:
         raise click.UsageError(str(exc)) from exc
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
-from celery_delayq.cli.command import Parsed, command, import_tasks, json_option, several
+from celery_delayq.cli.command import LIST, OBJECT, Parsed, command, import_tasks, json_option, several
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -33,7 +33,7 @@ from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.schedule import django_celery_beat, redbeat
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.encoding import json_of, written
+from celery_delayq.schedule.encoding import written
 from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
 
@@ -122,15 +122,13 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
 #: An interval or a crontab expression, see `written`.
 _WHEN = Parsed("when", written)
 
-_LIST, _OBJECT = Parsed("list", partial(json_of, kind=list)), Parsed("object", partial(json_of, kind=dict))
-
 #: The options that define an entry.
 _fields = several(
-    click.option("--args", type=_LIST, help="Arguments of the task, as a JSON list."),
-    click.option("--kwargs", type=_OBJECT, help="Keyword arguments of the task, as a JSON object."),
-    click.option("--options", type=_OBJECT, help="Options of apply_async, as a JSON object."),
+    click.option("--args", type=LIST, help="Arguments of the task, as a JSON list."),
+    click.option("--kwargs", type=OBJECT, help="Keyword arguments of the task, as a JSON object."),
+    click.option("--options", type=OBJECT, help="Options of apply_async, as a JSON object."),
     click.option(
-        "--timing", type=_OBJECT, help='Timing, as a JSON object: {"tz": "Europe/Berlin", "max_runs": 3, ...}.'
+        "--timing", type=OBJECT, help='Timing, as a JSON object: {"tz": "Europe/Berlin", "max_runs": 3, ...}.'
     ),
 )
 

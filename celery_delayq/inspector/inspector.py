@@ -159,6 +159,26 @@ class Inspector:
         """Move waiting tasks to their broker lists; see `DelayQ.run_now`. Atomic for each entry."""
         return self._move(task_ids, None)
 
+    def update(
+        self, task_ids: Sequence[str], change: Callable[[bytes], bytes], priority: int | None = None
+    ) -> dict[str, bool]:
+        """Give waiting tasks other messages, and perhaps another priority; see `DelayQ.update`. Atomic for each entry.
+
+        Args:
+            task_ids: ids.
+            change: returns the new message for an old one.
+            priority: the priority of the new messages, if it is another one.
+        """
+
+        def act(queue: DelayedQueue, task_id: str) -> bool:
+            there = queue
+            if priority is not None:
+                channel = self.lists.channel
+                there = channel.delayed_queue(channel.broker_list(self.lists.parse(queue.name).queue, priority))
+            return _update(queue, task_id, change, there)
+
+        return _answers(self._each(task_ids, act))
+
     def dead_letters(self, queue: str | None = None) -> DeadLetters:
         """Return the dead letters of a queue, of all priorities; or of all queues. The queue need not be known."""
         known, lost = self.lists.known(*(() if queue is None else (queue,)))
@@ -214,6 +234,26 @@ def _amend(queue: DelayedQueue, task_id: str, eta: str, due_ms: int) -> bool:
             return waits
         for entry, message in todo:
             waits = queue.amend(entry, message, due_ms=due_ms) is not None or waits
+
+
+def _update(queue: DelayedQueue, task_id: str, change: Callable[[bytes], bytes], there: DelayedQueue) -> bool:
+    """Change all entries of an id, and move them to another queue. Retry those that someone else changed meanwhile."""
+    waits = False
+    written = set[bytes]()
+    while True:
+        changed = []
+        for entry in queue.find(task_id):
+            if entry.payload in written:
+                continue
+            message = change(entry.payload)
+            written.add(message)
+            if there.name == queue.name:
+                changed.append(queue.amend(entry, message, due_ms=entry.due_ms) is not None)
+            else:
+                changed.append(queue.move(entry, message, there))
+        waits = waits or any(changed)
+        if all(changed):
+            return waits
 
 
 def _release(queue: DelayedQueue, task_id: str, eta: str | None) -> bool:

@@ -16,7 +16,8 @@ from redis.client import NEVER_DECODE
 
 from celery_delayq.queue import codec, keys, scripts
 from celery_delayq.queue.call import Attempt
-from celery_delayq.queue.holds import Claim, Holder, Offered, Pace, offer_throttled, offer_unique
+from celery_delayq.queue.entry import Entry
+from celery_delayq.queue.holds import Claim, Holder, Offered, Pace, move, offer_throttled, offer_unique
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE, Transferred
 from celery_delayq.queue.waiting import Waiting
@@ -283,6 +284,27 @@ class DelayedQueue(Waiting):
             # See `offer`. If this fails, the message is stored anyway, and the consumer's own loop knows the list.
             with suppress(redis.ResponseError):
                 self.register(again=True)
+        return moved
+
+    def move(self, entry: Entry, payload: bytes, there: DelayedQueue) -> bool:
+        """Move a waiting message to the delayed queue of another list of its queue, with a new payload.
+
+        One atomic script. It keeps its due time, its message id and its unique key.
+
+        Args:
+            entry: an entry that this package offered, as it was read.
+            payload: the new payload.
+            there: the other one. On a cluster, both lists are in one hash slot.
+
+        Returns:
+            False if the entry has changed or no longer waits.
+        """
+        registered_until = there._registered_until()
+        call = move(self.keys, there=there.keys, due_ms=entry.due_ms, entry=entry.raw, payload=payload)
+        moved, alone = call.run(self.writer)
+        if moved and alone and time.monotonic() >= registered_until:
+            with suppress(redis.ResponseError):  # see `offer`; it was moved anyway
+                there.register(again=True)
         return moved
 
     def register(self, *, again: bool = False) -> bool:

@@ -290,6 +290,16 @@ def acknowledge(keys: QueueKeys, *, consumer: str, message: bytes, holder: Holde
     return Call(load("acknowledge"), (keys.in_flight(consumer), keys.holds), args, bool)
 
 
+def move(keys: QueueKeys, *, there: QueueKeys, due_ms: int, entry: bytes, payload: bytes) -> Call[tuple[bool, bool]]:
+    """Move an entry, given as it was read, to the delayed queue of another list, with a new payload; see `move.lua`.
+
+    Returns whether it was moved, and whether no other entry waits there.
+    """
+    names = (*keys.waiting, keys.holds, *there.waiting, there.holds)
+    args = (there.channel, there.queue, due_ms, entry, payload)
+    return Call(load("move"), names, args, lambda reply: (bool(reply[0]), bool(reply[1])))
+
+
 def holds_of(client: redis.Redis, keys: Sequence[QueueKeys], key: str) -> list[Hold]:
     """Return the records of a unique key in the queues of some lists, current or not; one round trip."""
     found = _each(client, keys, "HGET", key)

@@ -27,7 +27,9 @@ class TestCancel:
         assert (done.code, done.stdout, done.stderr) == (0, "2 tasks cancelled.\n", "")
         assert left(app) == [kept]
 
-    @pytest.mark.parametrize("verb", [["cancel"], ["run-now"], ["reschedule", "--countdown", "1h"]])
+    @pytest.mark.parametrize(
+        "verb", [["cancel"], ["run-now"], ["reschedule", "--countdown", "1h"], ["update", "--priority", "9"]]
+    )
     def test_an_id_that_does_not_wait_stops_no_other(self, app: Celery, command: Command, verb: list[str]) -> None:
         task_id = publish(app)
         done = command(*verb, "nobody", task_id, "--json")
@@ -142,3 +144,33 @@ def test_run_now(app: Celery, waiting: DelayedQueue, command: Command) -> None:
 @pytest.mark.parametrize("verb", [["run-now"], ["reschedule", "--countdown", "1"], ["show"]])
 def test_ids_are_needed(command: Command, verb: list[str]) -> None:
     is_wrong_use(command(*verb), "Missing argument")
+
+
+class TestUpdate:
+    def test_arguments_and_priority(self, app: Celery, command: Command) -> None:
+        ids = [publish(app, args=(number,)) for number in range(2)]
+        done = command("update", *ids, "--args", '["new"]', "--priority", "9")
+        assert (done.code, done.stdout, done.stderr) == (0, "2 tasks updated.\n", "")
+        assert command("update", ids[0], "--args", "[]", "--kwargs", '{"value": 1}').code == 0
+        found = {task.id: task for task in app.delayq.iter_scheduled()}
+        assert [(found[one].args, found[one].kwargs, found[one].priority) for one in ids] == [
+            ("()", "{'value': 1}", 9),
+            ("['new']", "{}", 9),
+        ]
+
+    @pytest.mark.parametrize(
+        ("options", "said"),
+        [
+            ([], "give --args, --kwargs or --priority"),
+            (["--args", "{}"], "must be a JSON list"),
+            (["--kwargs", "x"], "--kwargs"),
+            (["--priority", "10"], "--priority"),
+            (["--args", "[1, 2, 3]"], "positional arguments"),
+        ],
+    )
+    def test_what_is_wrong(
+        self, app: Celery, command: Command, waiting: DelayedQueue, options: list[str], said: str
+    ) -> None:
+        task_id = publish(app)
+        with nothing_changes(waiting.client):
+            is_wrong_use(command("update", task_id, *options), said)

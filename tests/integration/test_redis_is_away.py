@@ -55,6 +55,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "cancel": lambda delayq: delayq.cancel(["a", "b"], timeout=timedelta(seconds=0.2)),
     "reschedule": lambda delayq: delayq.reschedule("a", countdown=1, timeout=0.2),
     "run_now": lambda delayq: delayq.run_now("a", timeout=0.2),
+    "update": lambda delayq: delayq.update("a", args=(1,), timeout=0.2),
     "apply_async_many": lambda delayq: delayq.apply_async_many([delayq.app.tasks["note"].s()], timeout=0.2),
     "scheduled": lambda delayq: delayq.scheduled(timeout=0.2),
     "iter_scheduled": lambda delayq: list(delayq.iter_scheduled(timeout=0.2)),

@@ -80,6 +80,8 @@ WRITES: dict[str, tuple[Callable[[Celery], Any], Callable[[Celery, Any], object]
     "cancel": (lambda app: None, lambda app, _: app.delayq.cancel("waiting")),
     "reschedule": (lambda app: None, lambda app, _: app.delayq.reschedule("waiting", countdown=2 * HOUR)),
     "run_now": (lambda app: None, lambda app, _: app.delayq.run_now("waiting")),
+    "update": (lambda app: None, lambda app, _: app.delayq.update("waiting", args=(1,))),
+    "priority": (lambda app: None, lambda app, _: app.delayq.update("waiting", priority=9)),
     "revoke": (lambda app: None, lambda app, _: app.control.revoke("waiting")),
     "cancel_all": (lambda app: None, lambda app, _: app.delayq.cancel_all(everything=True)),
     "release": (lambda app: None, lambda app, _: app.delayq.release()),

@@ -270,11 +270,11 @@ class TestBadInput:
         with pytest.raises(error, match=match):
             app.delayq.scheduled(**options)
 
-    @pytest.mark.parametrize("method", ["get", "cancel", "run_now", "reschedule"])
+    @pytest.mark.parametrize("method", ["get", "cancel", "run_now", "reschedule", "update"])
     @pytest.mark.parametrize("bad", [5, None, b"id", [5], ["id", None], [["id"]]])
     def test_of_a_task_id(self, app: Celery, method: str, bad: Any) -> None:
         with pytest.raises(TypeError, match="a task must be given by its id or its result, not by"):
-            getattr(app.delayq, method)(bad, **({"countdown": 1} if method == "reschedule" else {}))
+            getattr(app.delayq, method)(bad, **{"reschedule": {"countdown": 1}, "update": {"args": ()}}.get(method, {}))
 
 
 CALLS: dict[str, Callable[[Any], Any]] = {
@@ -283,6 +283,7 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "cancel": lambda delayq: delayq.cancel(["id"]),
     "reschedule": lambda delayq: delayq.reschedule("id", countdown=1),
     "run_now": lambda delayq: delayq.run_now("id"),
+    "update": lambda delayq: delayq.update("id", priority=3),
     "cancel_all": lambda delayq: delayq.cancel_all(queue="celery"),
     "change_some": lambda delayq: delayq.change_some("reschedule", queue="celery", eta=SOON),
     "counts": lambda delayq: delayq.counts(),

@@ -35,7 +35,7 @@ WITHOUT_QUEUE = {
 SEVERAL_QUEUES = {"renew": [QueueKeys.of("{q}"), QueueKeys.of("{q}:3")]}
 
 #: The queue of those that may concern another list of it.
-IN_A_SLOT = {"offer_unique": QueueKeys.of("{q}")}
+IN_A_SLOT = {"offer_unique": QueueKeys.of("{q}"), "move": QueueKeys.of("{q}")}
 
 ATTEMPT = Attempt("publisher", bytes(16))
 
@@ -102,6 +102,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "register": ({"names": []}, 1),
     "forget": ({"used": []}, 1),
     "amend": ({"due_ms": 1, "messages": []}, []),
+    "move": ({"there": QueueKeys.of("{q}:3"), "due_ms": 1, "entry": b"", "payload": b""}, [1, 0]),
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
     "purge": ({"limit": 1, "mark": b""}, [0]),

@@ -44,6 +44,10 @@ class Task:
     #: How it was offered.
     offer: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        #: Where it was offered.
+        self.first_list = self.broker_list
+
     def __hash__(self) -> int:
         return hash(self.id)
 
@@ -120,7 +124,7 @@ class Machine(RuleBasedStateMachine):
     def offer_again(self, data: Any) -> None:
         """Its publisher missed the reply: nothing changes, whatever has become of it."""
         task = data.draw(st.sampled_from(self.tasks))
-        assert self.queues[task.broker_list].offer_unique(**task.offer).outcome == "stored"
+        assert self.queues[task.first_list].offer_unique(**task.offer).outcome == "stored"
 
     def reschedule_one(self, task: Task, due: int) -> None:
         queue = self.queues[task.broker_list]
@@ -132,6 +136,20 @@ class Machine(RuleBasedStateMachine):
     @rule(data=st.data(), due=st.sampled_from([1, 2, FAR, FAR + 1]))
     def reschedule(self, data: Any, due: int) -> None:
         self.reschedule_one(data.draw(st.sampled_from(self.of_place("waits"))), due)
+
+    @precondition(lambda self: self.of_place("waits"))
+    @rule(data=st.data())
+    def move(self, data: Any) -> None:
+        """To the other priority of its queue, and back."""
+        task = data.draw(st.sampled_from(self.of_place("waits")))
+        name = {LISTS[0]: LISTS[1], LISTS[1]: LISTS[0]}.get(task.broker_list)
+        if name is None:
+            return
+        here, there = self.queues[task.broker_list], self.queues[name]
+        (entry,) = here.find(task.id)
+        assert here.move(entry, entry.payload, there)
+        assert not here.move(entry, entry.payload, there)
+        task.broker_list = name
 
     @rule(name=st.sampled_from(LISTS))
     def transfer(self, name: str) -> None:
