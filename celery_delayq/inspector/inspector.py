@@ -106,8 +106,10 @@ class Inspector:
         """
         now_ms = self.lists.now_ms()
         queues = [self.lists.delayed_queue(found) for found in self.lists.all()]
-        tasks = []
+        tasks: list[ScheduledTask] = []
         for hold in holds.holds_of(self.lists.asking, [queue.keys for queue in queues], key):
+            if hold.until == "period" and hold.ends_ms > now_ms:
+                tasks += filter(None, self.get([hold.task_id]).values())
             broker_list = self.lists.parse(hold.broker_list)
             for entry in self.lists.delayed_queue(broker_list).find(hold.task_id) if hold.waits else ():
                 offer_id = OfferId.from_bytes(entry.id)

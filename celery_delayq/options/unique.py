@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, get_args
+from datetime import timedelta
+from typing import Any, Literal, TypeAlias, get_args
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.times import seconds
 from celery_delayq.options.keyed import Keyed
 
 #: How long a task holds its key.
@@ -31,6 +33,8 @@ class Unique(Keyed):
         ttl: how long the key outlives a task that has left its delayed queue, in seconds, if nobody gives it up: a
             worker of another program took the message, or the process that ran it was killed. A worker that has the
             task renews this time. It should be longer than tasks wait in a queue for a worker.
+        period: a timedelta, or seconds: the task holds the key for so long since it was sent, whatever becomes of it,
+            instead of `for_` and `ttl`. `on_conflict` is then "ignore" or "raise".
         on_conflict: what happens to a task whose key another task holds. "ignore": it is not sent, and its result is
             that of the other task. "replace": if the other task waits, it is removed, and this one takes its place. If
             that has begun already, both run. "extend": it is not sent, but the other one, if it waits, gets the later
@@ -46,6 +50,7 @@ class Unique(Keyed):
     ttl: float = 3600.0
     on_conflict: OnConflict = "ignore"
     key: str | None = None
+    period: float | timedelta | None = None
 
     def __post_init__(self) -> None:
         self._check_key(self.by)
@@ -55,6 +60,23 @@ class Unique(Keyed):
         is_number = isinstance(self.ttl, (int, float)) and not isinstance(self.ttl, bool)
         if not is_number or not 0 < self.ttl <= _LONGEST_TTL_S:
             raise self._wrong(f"ttl must be seconds, more than 0 and at most a year, not {self.ttl!r}")
+        if self.period is not None:
+            self._check_period(self.period)
+
+    def _check_period(self, period: Any) -> None:
+        given_s = period.total_seconds() if isinstance(period, timedelta) else period
+        if not 0 < seconds(given_s, "period", "a number of seconds, or a timedelta") <= _LONGEST_TTL_S:
+            raise self._wrong(f"period must be more than 0 and at most a year, not {period!r}")
+        if (self.for_, self.ttl) != ("waiting", 3600.0):
+            raise self._wrong("give it either a period, or for_ and ttl")
+        if self.on_conflict not in ("ignore", "raise"):
+            raise self._wrong(f'with a period, on_conflict must be "ignore" or "raise", not {self.on_conflict!r}')
+
+    @property
+    def lasts_ms(self) -> int:
+        """The period; without one, how long the key outlives its task; in ms."""
+        span = self.ttl if self.period is None else self.period
+        return round((span.total_seconds() if isinstance(span, timedelta) else span) * 1000)
 
 
 def unique_for(given: Unique | str, default: Unique | None) -> Unique:

@@ -27,7 +27,7 @@ from celery_delayq.queue.keys import QueueKeys
 UNIQUE_SIZE = 16
 
 #: How long a task holds its key.
-Until: TypeAlias = Literal["due", "start", "done"]
+Until: TypeAlias = Literal["due", "start", "done", "period"]
 
 #: What happens if another task holds the key.
 Conflict: TypeAlias = Literal["keep", "replace", "extend"]
@@ -40,7 +40,7 @@ MAX_HOLDS = 100
 
 #: How scripts write these.
 _CONFLICT: dict[Conflict, bytes] = {"keep": b"k", "replace": b"r", "extend": b"e"}
-UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d"}
+UNTIL: dict[Until, bytes] = {"due": b"w", "start": b"s", "done": b"d", "period": b"p"}
 _UNTIL_OF = {written: until for until, written in UNTIL.items()}
 #: A hold without its names. Only scripts read who holds it, and the TTL.
 _HEAD = struct.Struct(">17xcc8xQH")
@@ -64,7 +64,8 @@ class Hold:
 
     Attributes:
         until: how long the task holds it.
-        waits: whether the task waits in a delayed queue, or did when it was asked last.
+        waits: whether the task waits in a delayed queue, or did when it was asked last. Not if it holds the key for a
+            period.
         ends_ms: until when the key outlives the task in its queue or a worker, if nobody gives it up, unix time in ms;
             0 while it waits.
         broker_list: the list that the task is, or was, on its way to.
@@ -129,7 +130,8 @@ class Claim:
     Attributes:
         key: the key.
         until: how long the task holds it.
-        ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up, in ms.
+        ttl_ms: how long the key outlives the task in its queue or a worker, if nobody gives it up; or the period; in
+            ms.
         conflict: what happens if another task holds the key.
     """
 

@@ -39,7 +39,8 @@ class Claiming(dict[str, Any]):
 
     def __init__(self, key: str, unique: Unique) -> None:
         super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=unique.on_conflict)
-        self.claim = Claim(key, _UNTIL[unique.for_], round(unique.ttl * 1000), _CONFLICT[unique.on_conflict])
+        until = _UNTIL[unique.for_] if unique.period is None else "period"
+        self.claim = Claim(key, until, unique.lasts_ms, _CONFLICT[unique.on_conflict])
         self.offered: Offered | None = None
 
 
@@ -47,6 +48,14 @@ def claiming_of(message: Mapping[str, Any]) -> Claiming | None:
     """Return the property of a message that claims a unique key; None if it claims none."""
     found = message["properties"].get(UNIQUE_PROPERTY)
     return found if isinstance(found, Claiming) else None
+
+
+def as_stored(message: Mapping[str, Any], claiming: Claiming | None) -> Mapping[str, Any]:
+    """Return a message as it is stored: without a key that it holds for a period, which nobody gives up with it."""
+    if claiming is None or claiming.claim.until != "period":
+        return message
+    properties = {name: value for name, value in message["properties"].items() if name != UNIQUE_PROPERTY}
+    return {**message, "properties": properties}
 
 
 def throttle_of(found: Any) -> Throttle | None:
@@ -138,7 +147,7 @@ def put_keyed(
     Raises:
         ValueError: a task of this id waits already, with another key or with none.
     """
-    headers = message["headers"]
+    headers, message = message["headers"], as_stored(message, claiming)
     payload, tail = (encode(message), b"") if pace is None else around_its_turn(message)
     queue = channel.delayed_queue(broker_list)
     if claiming is None:

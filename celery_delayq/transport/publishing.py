@@ -30,6 +30,7 @@ from celery_delayq.transport.eta import due_ms_of, eta_ms_of
 from celery_delayq.transport.expiry import Expiry
 from celery_delayq.transport.keyed import (
     THROTTLE_PROPERTY,
+    as_stored,
     check_protocol,
     claiming_of,
     pace_of,
@@ -311,6 +312,7 @@ class PublishingChannel(ConnectingChannel):
             check_protocol(message, claiming)
             claiming.offered = Offered("stored")
         message["properties"].pop(THROTTLE_PROPERTY, None)  # its time is that of the occurrence
+        message = {**as_stored(message, claiming)}
         claim = None if claiming is None else claiming.claim
         captured.messages.append(Caught(broker_list, captured.task_id, due_ms, dumps(message).encode(), message, claim))
 

@@ -48,6 +48,8 @@ def add_periodic_tasks(app: Celery, ledger: Ledger) -> Celery:
     for for_ in ("waiting", "until_start", "until_done"):
         task(note_eta, f"note_eta {for_}", unique=Unique(key=KEY, for_=for_))
         task(retry_once, f"retry_once {for_}", unique=Unique(key=KEY, for_=for_))
+    task(note_eta, "note_eta period", unique=Unique(key=KEY, period=1.5))
+    task(retry_once, "retry_once period", unique=Unique(key=KEY, period=1.2))
     gated = app.tasks["gated"].run.__func__
     task(gated, "gated until_done", unique=Unique(key=KEY, for_="until_done"))
     task(gated, "gated raise", unique=Unique(key=KEY, for_="until_done", on_conflict="raise"))

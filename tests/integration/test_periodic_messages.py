@@ -56,11 +56,18 @@ def test_each_run_of_a_unique_task_that_ends_before_the_next_is_sent(app: Celery
     wait_until(lambda: in_a_row(ledger, 1), "two in a row ran", 60)
 
 
-@pytest.mark.parametrize("for_", ["waiting", "until_start", "until_done"])
+@pytest.mark.parametrize("for_", ["waiting", "until_start", "until_done", "period"])
 def test_a_unique_task_retries(app: Celery, ledger: Ledger, worker: Worker, for_: str) -> None:
     app.delayq.schedule.add("a", f"retry_once {for_}", 1.5)
     wait_until(lambda: [run.note for run in ledger.runs()].count(1) >= 2, "two have retried")
     assert "KeyHeld" not in worker.log
+
+
+def test_an_occurrence_within_the_period_of_another_is_left_out(app: Celery, ledger: Ledger) -> None:
+    app.delayq.schedule.add("a", "note_eta period", 1)
+    wait_until(lambda: len(ledger.runs()) >= 3, "three ran", 60)
+    times = sorted(isoparse(run.note).timestamp() for run in ledger.runs())
+    assert min(later - earlier for earlier, later in itertools.pairwise(times)) > 1.5
 
 
 def test_runs_that_are_left_out_while_one_is_under_way_do_not_count(app: Celery, ledger: Ledger) -> None:

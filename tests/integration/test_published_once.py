@@ -38,6 +38,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         for conflict in ("ignore", "replace")
         for countdown in (None, 0.001)
     },
+    "period": {"unique": Unique(key=KEY, period=600)},
+    "period, delayed": {"unique": Unique(key=KEY, period=600), "countdown": 0.001},
     "unique and throttled": {"unique": Unique(key=KEY, for_="until_done"), "throttle": Throttle("1000/s")},
 }
 

@@ -61,9 +61,10 @@ def ready(waiting: DelayedQueue) -> int:
         {"throttle": Throttle("1000/s")},
         {"unique": KEY, "countdown": 0.2},
         {"unique": Unique(key=KEY, for_="until_done")},
+        {"unique": Unique(key=KEY, period=600)},
         {"unique": Unique(key=KEY, for_="until_done", on_conflict="replace"), "countdown": 0.2},
     ],
-    ids=["immediate", "delayed", "throttled", "unique and delayed", "unique", "replacing"],
+    ids=["immediate", "delayed", "throttled", "unique and delayed", "unique", "for a period", "replacing"],
 )
 def test_a_task_is_stored_once(
     app: Celery, waiting: DelayedQueue, broker_server: Server, options: dict[str, Any]

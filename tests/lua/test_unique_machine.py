@@ -25,7 +25,7 @@ KEYS = ("a", "b", "c")
 #: Far enough not to be due while a test runs.
 FAR = 2**44
 
-UNTIL: list[Until] = ["due", "start", "done"]
+UNTIL: list[Until] = ["due", "start", "done", "period"]
 CONFLICT: list[Conflict] = ["keep", "replace", "extend"]
 
 
@@ -72,7 +72,7 @@ class Machine(RuleBasedStateMachine):
     # -- the model
 
     def holder(self, key: str, owner: str) -> Task | None:
-        holding = (task for task in self.tasks if task.holds and task.place != "gone")
+        holding = (task for task in self.tasks if task.holds and (task.place != "gone" or task.until == "period"))
         return next((task for task in holding if (task.key, task.owner) == (key, owner)), None)
 
     def of_place(self, place: str) -> list[Task]:
@@ -106,14 +106,20 @@ class Machine(RuleBasedStateMachine):
         other = self.holder(key, task.owner)
         if other is None or conflict == "replace":
             assert found.outcome == "stored"
-            if other is not None and other.place == "waits":
+            if other is not None and other.place == "waits" and other.until != "period":
                 other.place = "gone"
             elif other is not None:
                 other.holds = False
             if due is None:
                 self.leaves(task)
             self.tasks.append(task)
-        elif conflict == "extend" and other.place == "waits" and due is not None and due > (other.due or 0):
+        elif (
+            conflict == "extend"
+            and other.place == "waits"
+            and other.until != "period"
+            and due is not None
+            and due > (other.due or 0)
+        ):
             assert (found.outcome, found.broker_list) == ("extend", other.broker_list)
             self.reschedule_one(other, due)
         else:
@@ -181,10 +187,11 @@ class Machine(RuleBasedStateMachine):
             self.removed_by_java.add(task.id)
         task.place = "gone"
 
-    @precondition(lambda self: self.of_place("ready"))
+    @precondition(lambda self: any(task.until != "period" for task in self.of_place("ready")))
     @rule(data=st.data(), what=st.sampled_from(["start", "renew", "done"]))
     def go_on(self, data: Any, what: Any) -> None:
-        task = data.draw(st.sampled_from(self.of_place("ready")))
+        # A message whose key is held for a period does not carry it.
+        task = data.draw(st.sampled_from([task for task in self.of_place("ready") if task.until != "period"]))
         gives_up = task.holds and (what == "done" or (what == "start" and task.until == "start"))
         holders = [Holder.of(task.key, task.id)]
         assert hold(self.queues[task.broker_list].keys, holders=holders, what=what).run(self.client) == gives_up
@@ -202,12 +209,12 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def at_most_one_of_a_key_waits(self) -> None:
-        waiting = [(task.key, task.owner) for task in self.of_place("waits")]
+        waiting = [(task.key, task.owner) for task in self.of_place("waits") if task.until != "period"]
         assert len(waiting) == len(set(waiting))
 
     @invariant()
     def who_waits_holds(self) -> None:
-        assert all(task.holds for task in self.of_place("waits"))
+        assert all(task.holds or task.until == "period" for task in self.of_place("waits"))
 
     @invariant()
     def the_records_say_who_holds(self) -> None:
@@ -217,7 +224,8 @@ class Machine(RuleBasedStateMachine):
             holder = self.holder(key, owner)
             if holder is not None:
                 assert record is not None
-                assert (record.task_id, record.waits) == (holder.id, holder.place == "waits")
+                waits = holder.place == "waits" and holder.until != "period"
+                assert (record.task_id, record.waits) == (holder.id, waits)
             elif record is not None:  # its task was removed by somebody who knows no keys
                 assert record.task_id in self.removed_by_java
 
@@ -229,7 +237,8 @@ class Machine(RuleBasedStateMachine):
                 assert offer_id is not None
                 place = self.client.hget(queue.keys.index, offer_id.message_key)
                 assert place is not None
-                assert len(place) == codec.PLACE_SIZE + 16
+                assert len(place) == codec.PLACE_SIZE + 16 * offer_id.unique
+                assert offer_id.unique == (self.tasks[int(entry.payload)].until != "period")
 
 
 @pytest.fixture

@@ -20,8 +20,8 @@ KEYS[11] its delay list   LIST
 ARGV[1] due           unix time in ms, or '' to store it in the broker list at once
 ARGV[2] claim         in one text, because a caller takes some time for each: the unique key (16 bytes); message key (16);
                       turn (1), another one for each retry of a task; how long the task holds the key (1): until it is due
-                      'w', starts 's', or is done 'd'; how long the key outlives a task that has left the delayed queue,
-                      if nobody gives it up (8, ms); if another task holds the key (1): keep that one 'k', replace it 'r',
+                      'w', starts 's', or is done 'd', or for a period 'p'; that period, or how long the key outlives a task
+                      that has left the delayed queue, if nobody gives it up (8, ms); if another task holds the key (1): keep that one 'k', replace it 'r',
                       or extend its due time 'e'
 ARGV[3] payload       any bytes
 ARGV[4] mirrored      '1' to write the delay list too
@@ -39,7 +39,8 @@ Returns one of
     {'elsewhere', list}         the holder waits in another list; the caller tries again with its keys
     {'repeated'}                an entry of this message id waits already
 
-A holder that has left its delayed queue is not replaced: it runs, and the new message holds the key from now on.
+A holder that has left its delayed queue is not replaced: it runs, and the new message holds the key from now on. Nor is
+one that holds the key for a period.
 ]]
 local timeout_set, index, repeated, delay_list, holds, queue = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5], KEYS[6]
 local published, turns = KEYS[7], KEYS[8]
@@ -78,10 +79,10 @@ local function alone()
     return redis.call('ZCARD', timeout_set) == 1 and 1 or 0
 end
 
--- Holds that do not count any more: each fourth call looks for some, so that they do not become many. Of a task that waits
--- in another list it cannot know; that list's calls do.
+-- Holds that do not count any more: each fourth call looks for some, so that they do not become many, and each one for a
+-- period, since all of those end like that. Of a task that waits in another list it cannot know; that list's calls do.
 local MOST_FORGOTTEN = 20
-for _ = 1, now_us % 4 == 0 and MOST_FORGOTTEN or 0 do
+for _ = 1, (now_us % 4 == 0 or until_when == 'p') and MOST_FORGOTTEN or 0 do
     local other = redis.call('HRANDFIELD', holds)
     if not other or other == unique or find_holder(holds, other, queue, timeout_set, index, now) then
         break
@@ -94,6 +95,9 @@ if was_stored(published, token) then
 end
 local holder = find_holder(holds, unique, its_list, its_timeout_set, its_index, now)
 local is_mine = holder and holder.message_key == message_key
+if is_mine and until_when == 'p' and holder.turn == turn then
+    return {'held', holder.id} -- the same task again, within its period
+end
 if is_mine and waits_already(timeout_set, index, message_key, payload, interval and tail or '') then
     return {'stored', alone()}
 elseif is_mine and due == '' and holder.turn == turn and not holder.entry and not holder.elsewhere then
@@ -125,9 +129,10 @@ if interval then
     due = next_turn(turns, due == '' and now_us or tonumber(due) * 1000, interval, now_us)
     payload = written(payload, due, tail)
 end
+local carried
 if will_wait or until_when ~= 'w' then
     local claim = {message_key = message_key, turn = turn, until_when = until_when, ttl = ttl, list = queue, task_id = task_id}
-    record_hold(holds, unique, claim, will_wait, now)
+    carried = record_hold(holds, unique, claim, will_wait, now)
 else
     redis.call('HDEL', holds, unique)
 end
@@ -136,6 +141,6 @@ if not will_wait then
     remember_stored(published, token)
     return {'stored', 0}
 end
-write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us, unique)
+write_entry(timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us, carried)
 remember_stored(published, token)
 return {'stored', alone()}

@@ -25,7 +25,7 @@ ARGV[10] mirrored     '1' to write the delay list too
 ARGV[11] channel      of Redisson
 ARGV[12] unique key   that the message claims, 16 bytes; '' for none
 ARGV[13] until        how long its task holds the key, see offer_unique.lua
-ARGV[14] ttl          of the key (ms)
+ARGV[14] ttl          of the key, or its period (ms)
 ARGV[15] list         the name of the broker list
 ARGV[16] task id
 ARGV[17] its list     the name of the list of KEYS[7]
@@ -94,12 +94,9 @@ else
 end
 local alone = 0
 if message_key ~= '' and not holder then
-    if unique ~= '' then
-        record_hold(holds, unique, claim, true, now_ms)
-    end
+    local carried = unique ~= '' and record_hold(holds, unique, claim, true, now_ms) or nil
     write_entry(
-        timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us,
-        unique ~= '' and unique or nil)
+        timeout_set, index, repeated, delay_list, due, message_key, payload, mirrored, channel, now_us, carried)
     alone = redis.call('ZCARD', timeout_set) == 1 and 1 or 0
 end
 return {holder and 2 or 1, now, state, count, alone}

@@ -1,8 +1,8 @@
 -- include: entry_format
 
 -- A hold is the record of a unique key: the message key of the task that holds it (16 bytes); its turn (1 byte), another
--- one for each retry; how long it holds it, until it is due ('w'), starts ('s') or is done ('d'); whether it waits in a
--- delayed queue ('w') or has left it ('r'); how long the key outlives it if nobody gives it up (8 bytes, ms), and until
+-- one for each retry; how long it holds it, until it is due ('w'), starts ('s') or is done ('d'), or for a period since it
+-- was sent ('p'); whether it waits in a delayed queue ('w') or has left it ('r', also for 'p'); how long the key outlives it if nobody gives it up (8 bytes, ms), and until
 -- when that is (8, ms; 0 while it waits); the size of the name of its broker list (2 bytes), and that name; its task id.
 local HOLD_KEY, HOLD_TURN, HOLD_UNTIL, HOLD_STATE, HOLD_TTL, HOLD_END, HOLD_LIST = 1, 17, 18, 19, 20, 28, 36
 
