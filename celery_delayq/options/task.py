@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from celery_delayq.options.throttle import Throttle
     from celery_delayq.options.unique import OnConflict, Unique
 
+    class Result(AsyncResult):
+        """Celery's result, with the attribute that `DelayQ(app)` gives it."""
+
+        #: Whether the task was sent; False if the result is that of the task that holds its unique key.
+        was_new: bool
+
 
 class Task(celery.Task):
     """Celery's task class, for those who check types with celery-types: `Celery("shop", task_cls=Task)`.
@@ -35,5 +41,8 @@ class Task(celery.Task):
             on_conflict: OnConflict | None = None,
             throttle: Throttle | None = None,
             **options: Any,
-        ) -> AsyncResult:
+        ) -> Result:
             """Send the task; see Celery, `Unique` and `Throttle`."""
+
+        def delay(self, *args: Any, **kwargs: Any) -> Result:
+            """Send the task; see Celery."""

@@ -34,7 +34,13 @@ _NOT_GIVEN: Any = object()
 
 
 def send_unique(app: Celery) -> None:
-    """Let an app understand the options `unique`, `on_conflict` and `throttle`. A second call does nothing."""
+    """Let an app understand the options `unique`, `on_conflict` and `throttle`. A second call does nothing.
+
+    Results have `was_new` from then on, also those of eager tasks, which are not sent.
+    """
+    from celery.result import AsyncResult
+
+    AsyncResult.was_new = True
     if not isinstance(app.send_task, SendTask):
         app.send_task = SendTask(app)
 

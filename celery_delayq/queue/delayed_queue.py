@@ -299,10 +299,10 @@ class DelayedQueue(Waiting):
         Returns:
             False if the entry has changed or no longer waits.
         """
-        registered_until = there._registered_until()
+        there.register()
         call = move(self.keys, there=there.keys, due_ms=entry.due_ms, entry=entry.raw, payload=payload)
         moved, alone = call.run(self.writer)
-        if moved and alone and time.monotonic() >= registered_until:
+        if moved and alone:
             with suppress(redis.ResponseError):  # see `offer`; it was moved anyway
                 there.register(again=True)
         return moved

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from datetime import datetime
-from typing import Any
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from celery.result import AsyncResult
 from celery.schedules import BaseSchedule
@@ -17,7 +17,7 @@ from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.errors import DelayqError, EntryExists, InvalidSchedule, UnknownEntry
 from celery_delayq.basics.text import told
 from celery_delayq.schedule.configured import configured
-from celery_delayq.schedule.definition import Definition
+from celery_delayq.schedule.definition import Definition, TimingOptions
 from celery_delayq.schedule.message import evaluated, send
 from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
@@ -25,6 +25,12 @@ from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.transport.threads import in_a_thread, threads
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack  # a type checker has it, Python 3.10 has not
+
+#: When an entry runs, see `Schedule.add`.
+When: TypeAlias = "float | str | timedelta | Mapping[str, Any] | BaseSchedule"
 
 _UNCHANGED: Any = object()
 
@@ -62,13 +68,13 @@ class Schedule:
         self,
         name: str,
         task: str | Any,
-        schedule: float | str | Mapping[str, Any] | BaseSchedule | Any,
+        schedule: When,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
         *,
         options: Mapping[str, Any] | None = None,
         timeout: Timeout = None,
-        **timing: Any,
+        **timing: Unpack[TimingOptions],
     ) -> PeriodicTask:
         """Add an entry. One atomic script.
 
@@ -108,12 +114,12 @@ class Schedule:
         name: str,
         *,
         task: str | Any = _UNCHANGED,
-        schedule: Any = _UNCHANGED,
+        schedule: When = _UNCHANGED,
         args: Sequence[Any] = _UNCHANGED,
         kwargs: Mapping[str, Any] = _UNCHANGED,
         options: Mapping[str, Any] = _UNCHANGED,
         timeout: Timeout = None,
-        **timing: Any,
+        **timing: Unpack[TimingOptions],
     ) -> PeriodicTask:
         """Change an entry that was added at run time. Arguments are those of `add`; those not given stay as they are.
 

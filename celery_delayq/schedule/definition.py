@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta, timezone, tzinfo
 from functools import cached_property
 from numbers import Real
-from typing import Any
+from typing import Any, Literal, TypedDict
 from zoneinfo import ZoneInfo
 
 from celery.beat import BeatLazyFunc
@@ -34,9 +34,24 @@ from celery_delayq.schedule.occurrences import (
 OPTION = "delayq"
 
 
+class TimingOptions(TypedDict, total=False):
+    """What `Schedule.add` and `update` take, see `Timing`. None means the default."""
+
+    tz: str | None
+    start: str | datetime | None
+    end: str | datetime | None
+    jitter: float | timedelta | None
+    max_runs: int | None
+    enabled: bool | None
+    missed: Literal["skip", "once", "all"] | None
+    max_lateness: float | timedelta | None
+    catch_up: int | None
+    lazy: bool | None
+
+
 @dataclass(frozen=True)
 class Timing:
-    """Settings that modify a schedule. Times are aware datetimes or ISO 8601 strings; spans are in seconds.
+    """Settings that modify a schedule. Times are aware datetimes or ISO 8601 strings; spans are timedeltas or seconds.
 
     Attributes:
         tz: name of the time zone of a crontab; by default the app's time zone.
@@ -123,7 +138,11 @@ class Timing:
                 meant = misspelt(str(name), _TIMING_DEFAULTS)
                 hint = f"did you mean {meant!r}?" if meant else f"known options are {', '.join(_TIMING_DEFAULTS)}"
                 raise InvalidSchedule(f"unknown option {name!r}: {hint}")
-        return cls(**{name: value for name, value in given.items() if value is not None})
+        values = {name: value for name, value in given.items() if value is not None}
+        for name in ("jitter", "max_lateness"):
+            if isinstance(span := values.get(name), timedelta):
+                values[name] = span.total_seconds()
+        return cls(**values)
 
 
 _TIMING_DEFAULTS = {one.name: one.default for one in fields(Timing)}

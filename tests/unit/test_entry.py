@@ -9,7 +9,7 @@ import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum
@@ -17,7 +17,7 @@ from fractions import Fraction
 from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_type_hints
 from uuid import UUID
 from zoneinfo import ZoneInfo
 
@@ -28,9 +28,10 @@ from celery.schedules import crontab, schedule
 from kombu import Exchange, Queue
 
 from celery_delayq.basics.errors import ConfigurationError, InvalidSchedule
+from celery_delayq.options.settings import MISSED_POLICIES
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.configured import configured
-from celery_delayq.schedule.definition import Definition
+from celery_delayq.schedule.definition import Definition, Timing, TimingOptions
 
 APP = Celery("shop", set_as_current=False)
 
@@ -280,6 +281,16 @@ class TestConfigured:
 
 def test_a_countdown_may_be_a_timedelta() -> None:
     assert define(options={"countdown": timedelta(minutes=1.5)}).options == {"countdown": 90.0}
+
+
+def test_spans_may_be_timedeltas() -> None:
+    timing = define(timing={"jitter": timedelta(seconds=1.5), "max_lateness": timedelta(minutes=1)}).timing
+    assert (timing.jitter, timing.max_lateness) == (1.5, 60.0)
+
+
+def test_type_checkers_know_all_options() -> None:
+    assert set(TimingOptions.__annotations__) == {one.name for one in fields(Timing)}
+    assert get_args(get_args(get_type_hints(TimingOptions)["missed"])[0]) == MISSED_POLICIES
 
 
 def test_a_misspelt_field_is_an_error() -> None:

@@ -99,6 +99,7 @@ class TestSending:
         for _ in range(2):
             result = note.apply_async((1,), countdown=60, unique=Unique(key="a", on_conflict=on_conflict))
             assert delayq.was_new(result)
+            assert result.was_new
             assert delayq.was_new(note.apply_async((1,), unique=Unique(key="a", period=60)))
 
 

@@ -17,7 +17,7 @@ STUBS = Path(sys.prefix, "monitors")
 ROOT = Path(__file__).parents[2]
 
 SHOP = """
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 from celery import Celery, chain, group
 from celery_delayq import DelayQ, KeyHeld, Page, PeriodicTask, ScheduledTask, Task, Throttle, Unique
@@ -36,10 +36,13 @@ def sync(customer: int) -> None: ...
 
 def use() -> None:
     result = remind.apply_async((1,), countdown=600, unique="remind:42", on_conflict="extend")
-    print(result.id, delayq.was_new(result))
+    print(result.id, delayq.was_new(result), result.was_new.bit_length(), remind.delay(1).was_new.bit_length())
     remind.apply_async(kwargs={"user_id": 1}, unique=Unique(key="remind:42"), queue="mail", expires=60)
     sync.apply_async((7,), throttle=Throttle("10/m", key="partner api"))
     remind.signature((1,), options={"unique": "remind:42"}).apply_async()
+    delayq.schedule.add("report", "shop.report", "0 6 * * mon-fri", tz="Europe/Berlin", jitter=timedelta(minutes=1))
+    delayq.schedule.update("report", schedule=timedelta(hours=1), start=datetime(2030, 1, 1, tzinfo=timezone.utc))
+    print(delayq.update(result, args=(2,), priority=9), delayq.update([result], kwargs={}).keys())
     group(remind.s(1), sync.s(2)).apply_async(countdown=3)
     chain(remind.si(1), sync.si(2)).apply_async()
     delayq.apply_async_many([remind.s(1), sync.s(2)])
@@ -63,6 +66,16 @@ async def use_in_a_coroutine() -> None:
 """
 
 
+#: What is wrong instead of what is right, and what mypy says.
+WRONG = [
+    ('"extend"', '"extends"', 'Argument "on_conflict" to "apply_async" of "Task" has incompatible type'),
+    ('("a", timeout', '("a", timout', 'Unexpected keyword argument "timout"'),
+    ("tz=", "tzz=", 'Unexpected keyword argument "tzz" for "add" of "Schedule"; did you mean "tz"?'),
+    ("start=", "begin=", 'Unexpected keyword argument "begin" for "update" of "Schedule"'),
+    ("args=(2,)", "args=2", 'No overload variant of "update" of "Updates" matches'),
+]
+
+
 def checked(folder: Path, monkeypatch: pytest.MonkeyPatch, *, text: str, stubs: bool) -> str:
     """What `mypy --strict` says about a user's module."""
     module = folder / "shop.py"
@@ -71,9 +84,11 @@ def checked(folder: Path, monkeypatch: pytest.MonkeyPatch, *, text: str, stubs: 
     monkeypatch.setenv("MYPYPATH", f"{ROOT}:{folder / 'stubs'}")
     if stubs:
         # mypy takes packages named `celery-stubs` only from where it looks for installed packages.
-        (folder / "stubs").mkdir()
+        (folder / "stubs").mkdir(exist_ok=True)
         for package in STUBS.glob("*-stubs"):
-            (folder / "stubs" / package.name.removesuffix("-stubs")).symlink_to(package)
+            link = folder / "stubs" / package.name.removesuffix("-stubs")
+            if not link.exists():
+                link.symlink_to(package)
     else:
         options += ["--ignore-missing-imports", "--allow-untyped-decorators"]
     output, errors, _ = api.run(options)
@@ -89,9 +104,9 @@ def test_a_users_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stubs: 
     said = checked(tmp_path, monkeypatch, text=SHOP, stubs=stubs)
     about = [line for line in said.splitlines() if "shop.py" in line]
     assert about == [], said
-    wrong = SHOP.replace('on_conflict="extend"', 'on_conflict="extends"').replace('("a", timeout', '("a", timout')
-    (tmp_path / "wrong").mkdir()
-    if stubs:
-        said = checked(tmp_path / "wrong", monkeypatch, text=wrong, stubs=True)
-        assert 'Argument "on_conflict" to "apply_async" of "Task" has incompatible type' in said
-        assert said.count('Unexpected keyword argument "timout"') == 2
+    text = SHOP
+    for right, wrong, _ in WRONG:
+        assert right in SHOP
+        text = text.replace(right, wrong)
+    said = checked(tmp_path, monkeypatch, text=text, stubs=stubs)
+    assert [answer for _, _, answer in WRONG if answer not in said] == ([] if stubs else [WRONG[0][2]])
