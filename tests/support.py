@@ -99,3 +99,11 @@ def beside(run: Callable[[threading.Event], None]) -> Iterator[None]:
     finally:
         ended.set()
         thread.join()
+
+
+@contextmanager
+def is_raised(error: type[Exception], match: str) -> Iterator[None]:
+    """Expect an error of this very class: a `ConfigurationError` is a ValueError, too."""
+    with pytest.raises(error, match=match) as caught:
+        yield
+    assert type(caught.value) is error

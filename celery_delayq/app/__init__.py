@@ -137,7 +137,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
             timeout: see `DelayQ`.
 
         Raises:
-            ConfigurationError: the task of the signature has no `unique`.
+            ValueError: the task of the signature has no `unique`.
         """
         with self._inspector("cannot look up a unique key") as inspector:
             return inspector.holding(self._key_of(key))
@@ -154,7 +154,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
             Whether a task held it.
 
         Raises:
-            ConfigurationError: the task of the signature has no `unique`.
+            ValueError: the task of the signature has no `unique`.
         """
         with self._inspector("cannot give up a unique key") as inspector:
             return inspector.forget(self._key_of(key))

@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 from rich.cells import cell_len
 from rich.table import Table
 
+from celery_delayq.basics.errors import DelayqError
 from celery_delayq.basics.text import plural
 from celery_delayq.cli.broker import delayq_channel
 from celery_delayq.cli.command import LIST, OBJECT, Parsed, command, import_tasks, json_option, several
@@ -211,6 +212,10 @@ def run_now(ctx: click.Context, entry: str) -> None:
         result = _schedule(ctx).run_now(entry)
     except OperationalError as exc:
         raise click.ClickException(str(exc)) from exc
+    except DelayqError:
+        raise
+    except (TypeError, ValueError) as exc:  # the arguments or options do not fit
+        raise click.ClickException(f"cannot send {entry}: {exc}") from exc
     if not getattr(result, "was_new", True):
         raise click.ClickException(f"{entry} was not sent: task {result.id} holds its unique key")
     say(f"{entry} sent.")

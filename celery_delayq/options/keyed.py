@@ -8,8 +8,6 @@ from typing import Any
 
 from kombu.utils.json import dumps
 
-from celery_delayq.basics.errors import ConfigurationError
-
 
 class Keyed:
     """The part of `Unique` and `Throttle` that makes the key.
@@ -22,8 +20,8 @@ class Keyed:
     by: Sequence[str] | None
     key: str | None
 
-    def _wrong(self, text: str) -> ConfigurationError:
-        return ConfigurationError(f"{type(self).__name__}: {text}")
+    def _wrong(self, text: str, kind: type[Exception] = ValueError) -> Exception:
+        return kind(f"{type(self).__name__}: {text}")
 
     def _check_key(self, by: Any) -> None:
         """Refuse what cannot make a key.
@@ -32,14 +30,15 @@ class Keyed:
             by: None if the user gave none.
 
         Raises:
-            ConfigurationError: it cannot.
+            TypeError: it has the wrong type, or both were given.
+            ValueError: the key is empty.
         """
         if by is not None and not (isinstance(by, (list, tuple)) and all(isinstance(name, str) for name in by)):
-            raise self._wrong(f"by must be the names of arguments, such as ('user_id',), not {by!r}")
+            raise self._wrong(f"by must be the names of arguments, such as ('user_id',), not {by!r}", TypeError)
         if by is not None and self.key is not None:
-            raise self._wrong("give it either by or key")
+            raise self._wrong("give it either by or key", TypeError)
         if self.key is not None and (not isinstance(self.key, str) or not self.key):
-            raise self._wrong(f"key must be a text, not {self.key!r}")
+            raise self._wrong(f"key must be a text, not {self.key!r}", ValueError if self.key == "" else TypeError)
 
     def key_of(
         self, name: str, run: Callable[..., Any] | None, args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
@@ -53,7 +52,8 @@ class Keyed:
             kwargs: keyword arguments.
 
         Raises:
-            ConfigurationError: it has no argument of a name in `by`, or what makes the key cannot become JSON.
+            ValueError: it has no argument of a name in `by`.
+            TypeError: what makes the key cannot become JSON.
         """
         if self.key is not None:
             return self.key
@@ -67,7 +67,8 @@ class Keyed:
         except (TypeError, ValueError) as exc:
             raise self._wrong(
                 f"the arguments of task {name} that make its key cannot become JSON: {exc}. Name others in `by`, or "
-                "give a key."
+                "give a key.",
+                TypeError,
             ) from exc
 
 

@@ -26,7 +26,8 @@ class Throttle(Keyed):
         key: the key itself, instead of `by`.
 
     Raises:
-        ConfigurationError: an argument is wrong.
+        TypeError: an argument has the wrong type, or both `by` and `key` were given.
+        ValueError: an argument is wrong.
     """
 
     rate: str | float
@@ -35,6 +36,8 @@ class Throttle(Keyed):
 
     def __post_init__(self) -> None:
         self._check_key(None if self.by == () else self.by)
+        if not isinstance(self.rate, (str, int, float)):
+            raise self._wrong(f"rate must be a number or a text, not {self.rate!r}", TypeError)
         if not 0 < self.interval_s <= _LONGEST_INTERVAL_S:
             raise self._wrong(
                 "rate must be a number of turns a second, or a text such as '10/s', '10/m' or '10/h', "

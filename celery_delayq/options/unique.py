@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, Literal, TypeAlias, get_args
 
-from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.basics.times import seconds
 from celery_delayq.options.keyed import Keyed
 
@@ -19,7 +18,8 @@ OnConflict: TypeAlias = Literal["ignore", "replace", "extend", "raise"]
 
 _FOR, _ON_CONFLICT = get_args(For), get_args(OnConflict)
 
-_LONGEST_TTL_S = 366 * 86400.0
+_LONGEST_S = 366 * 86400.0
+_SPAN = "a number of seconds, or a timedelta"
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class Unique(Keyed):
         by: the names of the arguments that make the key, together with the name of the task. By default all of them.
         for_: how long a task holds its key: "waiting", until it is due; "until_start", until a worker begins it;
             "until_done", until it has succeeded or failed for good.
-        ttl: how long the key outlives a task that has left its delayed queue, in seconds, if nobody gives it up: a
-            worker of another program took the message, or the process that ran it was killed. A worker that has the
-            task renews this time. It should be longer than tasks wait in a queue for a worker.
+        ttl: a timedelta, or seconds: how long the key outlives a task that has left its delayed queue, if nobody gives
+            it up: a worker of another program took the message, or the process that ran it was killed. A worker that
+            has the task renews this time. It should be longer than tasks wait in a queue for a worker.
         period: a timedelta, or seconds: the task holds the key for so long since it was sent, whatever becomes of it,
             instead of `for_` and `ttl`. `on_conflict` is then "ignore" or "raise".
         on_conflict: what happens to a task whose key another task holds. "ignore": it is not sent, and its result is
@@ -42,12 +42,13 @@ class Unique(Keyed):
         key: the key itself, instead of `by`.
 
     Raises:
-        ConfigurationError: an argument is wrong.
+        TypeError: an argument has the wrong type, or both of two that exclude each other were given.
+        ValueError: an argument is wrong.
     """
 
     by: Sequence[str] | None = None
     for_: For = "waiting"
-    ttl: float = 3600.0
+    ttl: float | timedelta = 3600.0
     on_conflict: OnConflict = "ignore"
     key: str | None = None
     period: float | timedelta | None = None
@@ -57,26 +58,22 @@ class Unique(Keyed):
         for name, value, allowed in (("for_", self.for_, _FOR), ("on_conflict", self.on_conflict, _ON_CONFLICT)):
             if value not in allowed:
                 raise self._wrong(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}")
-        is_number = isinstance(self.ttl, (int, float)) and not isinstance(self.ttl, bool)
-        if not is_number or not 0 < self.ttl <= _LONGEST_TTL_S:
-            raise self._wrong(f"ttl must be seconds, more than 0 and at most a year, not {self.ttl!r}")
-        if self.period is not None:
-            self._check_period(self.period)
-
-    def _check_period(self, period: Any) -> None:
-        given_s = period.total_seconds() if isinstance(period, timedelta) else period
-        if not 0 < seconds(given_s, "period", "a number of seconds, or a timedelta") <= _LONGEST_TTL_S:
-            raise self._wrong(f"period must be more than 0 and at most a year, not {period!r}")
-        if (self.for_, self.ttl) != ("waiting", 3600.0):
-            raise self._wrong("give it either a period, or for_ and ttl")
-        if self.on_conflict not in ("ignore", "raise"):
+        for name, span in (("ttl", self.ttl), ("period", self.period)):
+            if (name, span) != ("period", None) and not 0 < seconds(_plain(span), name, _SPAN) <= _LONGEST_S:
+                raise self._wrong(f"{name} must be more than 0 and at most a year, not {span!r}")
+        if self.period is not None and (self.for_, self.ttl) != ("waiting", 3600.0):
+            raise self._wrong("give it either a period, or for_ and ttl", TypeError)
+        if self.period is not None and self.on_conflict not in ("ignore", "raise"):
             raise self._wrong(f'with a period, on_conflict must be "ignore" or "raise", not {self.on_conflict!r}')
 
     @property
-    def lasts_ms(self) -> int:
-        """The period; without one, how long the key outlives its task; in ms."""
-        span = self.ttl if self.period is None else self.period
-        return round((span.total_seconds() if isinstance(span, timedelta) else span) * 1000)
+    def lasts_s(self) -> float:
+        """The period; without one, how long the key outlives its task; in seconds."""
+        return float(_plain(self.ttl if self.period is None else self.period))
+
+
+def _plain(span: Any) -> Any:
+    return span.total_seconds() if isinstance(span, timedelta) else span
 
 
 def unique_for(given: Unique | str, default: Unique | None) -> Unique:
@@ -87,10 +84,11 @@ def unique_for(given: Unique | str, default: Unique | None) -> Unique:
         default: that of the task, for what a key leaves open.
 
     Raises:
-        ConfigurationError: the option is wrong.
+        TypeError: the option is neither a key nor a `Unique`.
+        ValueError: the key is empty.
     """
     if isinstance(given, str):
         return replace(default or Unique(), by=None, key=given)
     if not isinstance(given, Unique):
-        raise ConfigurationError(f"unique must be a key or Unique(...), or None for no key, not {given!r}")
+        raise TypeError(f"unique must be a key or Unique(...), or None for no key, not {given!r}")
     return given

@@ -66,7 +66,7 @@ def key_of(app: Celery, signature: Signature) -> str:
     """Return the unique key of the task of a signature.
 
     Raises:
-        ConfigurationError: it has none.
+        ValueError: it has none.
         TypeError: it is no signature.
     """
     from celery.canvas import Signature
@@ -77,7 +77,7 @@ def key_of(app: Celery, signature: Signature) -> str:
     default = _default_of(task)
     given = signature.options.get("unique", default)
     if given is None:
-        raise ConfigurationError(f"task {signature.task} is not unique: give its key, or the option `unique`")
+        raise ValueError(f"task {signature.task} is not unique: give its key, or the option `unique`")
     unique = unique_for(given, default)
     return unique.key_of(signature.task, getattr(task, "run", None), signature.args, signature.kwargs)
 
@@ -127,7 +127,9 @@ class SendTask:
             holds its key.
 
         Raises:
-            ConfigurationError: an option is wrong, or the broker is not ours.
+            TypeError: an option has the wrong type, or `on_conflict` is given without a key.
+            ValueError: an option is wrong.
+            ConfigurationError: the broker is not ours.
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
         if deadline.is_set() and options.keys().isdisjoint({"connection", "producer", "publisher"}):
@@ -146,7 +148,7 @@ class SendTask:
             throttle = _throttle_of(task) if retrying is None else throttle_of(_properties(retrying, THROTTLE_PROPERTY))
         if throttle is not None:
             if not isinstance(throttle, Throttle):
-                raise ConfigurationError(f"throttle must be Throttle(...), or None for none, not {throttle!r}")
+                raise TypeError(f"throttle must be Throttle(...), or None for none, not {throttle!r}")
             turns = throttle.key_of(name, getattr(task, "run", None), args, kwargs)
             options[THROTTLE_PROPERTY] = {"key": turns, "rate": throttle.rate}
         given = options.pop("unique", _NOT_GIVEN)
@@ -156,7 +158,7 @@ class SendTask:
             given = default if retrying is None else unique_of(_properties(retrying, UNIQUE_PROPERTY))
         if given is None:
             if on_conflict is not None:
-                raise ConfigurationError(
+                raise TypeError(
                     f"task {name} is sent with on_conflict={on_conflict!r}, but without a unique key: give unique, too"
                 )
             return self.of_celery(name, args, kwargs, *positional, **options)

@@ -38,9 +38,9 @@ class Claiming(dict[str, Any]):
     """
 
     def __init__(self, key: str, unique: Unique) -> None:
-        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.ttl, on_conflict=unique.on_conflict)
+        super().__init__(key=key, **{"for": unique.for_}, ttl=unique.lasts_s, on_conflict=unique.on_conflict)
         until = _UNTIL[unique.for_] if unique.period is None else "period"
-        self.claim = Claim(key, until, unique.lasts_ms, _CONFLICT[unique.on_conflict])
+        self.claim = Claim(key, until, round(unique.lasts_s * 1000), _CONFLICT[unique.on_conflict])
         self.offered: Offered | None = None
 
 
@@ -64,7 +64,7 @@ def throttle_of(found: Any) -> Throttle | None:
         return None
     try:
         return Throttle(found["rate"], key=found["key"])
-    except (KeyError, ConfigurationError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 
@@ -82,7 +82,7 @@ def unique_of(found: Any) -> Unique | None:
         return None
     try:
         return Unique(key=found["key"], for_=found["for"], ttl=found["ttl"], on_conflict=found["on_conflict"])
-    except (KeyError, ConfigurationError):
+    except (KeyError, TypeError, ValueError):
         return None
 
 

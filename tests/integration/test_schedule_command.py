@@ -42,6 +42,12 @@ def well(result: Result) -> str:
     return result.output
 
 
+def test_run_now_with_arguments_that_do_not_fit(command: Command) -> None:
+    well(command("add", "wrong", "add", "1h", "--args", "[1]"))
+    result = command("run-now", "wrong")
+    assert (result.exit_code, "Error: cannot send wrong: " in result.output) == (1, True)
+
+
 def test_an_entry_is_added_seen_and_removed(command: Command) -> None:
     args = ("--args", "[42]", "--options", '{"priority": 3}', "--timing", '{"tz": "Europe/Berlin"}')
     assert "report added" in well(command("add", "report", "note", "0 6 * * mon-fri", *args))

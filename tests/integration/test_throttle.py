@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from celery import Celery, group
 
-from celery_delayq import ConfigurationError, DelayedQueue, Throttle, Unique
+from celery_delayq import DelayedQueue, Throttle, Unique
 from celery_delayq.queue.holds import Pace
 from tests.integration.long_tasks import in_flight
 from tests.ledger import Ledger
 from tests.state import now_ms
-from tests.support import wait_until
+from tests.support import is_raised, wait_until
 from tests.workers import Worker
 
 pytestmark = pytest.mark.on_cluster(always=True)
@@ -107,22 +107,24 @@ def test_rescheduled_it_leaves_the_row(sync: Any, waiting: DelayedQueue, app: Ce
 
 
 @pytest.mark.parametrize(
-    ("given", "match"),
+    ("given", "error", "match"),
     [
-        ({"rate": "fast"}, "rate must be"),
-        ({"rate": 0}, "rate must be"),
-        ({"rate": "1/m", "by": "customer"}, "by must be the names of arguments"),
-        ({"rate": "1/m", "by": ("a",), "key": "b"}, "either by or key"),
-        ({"rate": "1/m", "key": ""}, "key must be a text"),
+        ({"rate": "fast"}, ValueError, "rate must be"),
+        ({"rate": 0}, ValueError, "rate must be"),
+        ({"rate": None}, TypeError, "rate must be"),
+        ({"rate": "1/m", "by": "customer"}, TypeError, "by must be the names of arguments"),
+        ({"rate": "1/m", "by": ("a",), "key": "b"}, TypeError, "either by or key"),
+        ({"rate": "1/m", "key": ""}, ValueError, "key must be a text"),
+        ({"rate": "1/m", "key": 7}, TypeError, "key must be a text"),
     ],
 )
-def test_wrong_arguments(given: dict[str, Any], match: str) -> None:
-    with pytest.raises(ConfigurationError, match=match):
+def test_wrong_arguments(given: dict[str, Any], error: type[Exception], match: str) -> None:
+    with is_raised(error, match):
         Throttle(**given)
 
 
 def test_a_wrong_option(app: Celery, waiting: DelayedQueue) -> None:
-    with pytest.raises(ConfigurationError, match=r"throttle must be Throttle\(...\), or None for none, not '1/m'"):
+    with is_raised(TypeError, r"throttle must be Throttle\(...\), or None for none, not '1/m'"):
         app.tasks["note"].apply_async(throttle="1/m")
 
 

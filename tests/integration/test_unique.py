@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from celery.exceptions import TaskRevokedError
 
 from celery_delayq import ConfigurationError, DelayedQueue, KeyHeld, NotAllSent, Throttle, Unique
 from celery_delayq.transport.messages import decode, json_body
-from tests.support import wait_until
+from tests.support import is_raised, wait_until
 from tests.worker_app import protocol_1
 
 pytestmark = pytest.mark.on_cluster(always=True)
@@ -172,7 +173,7 @@ class TestDecorated:
         @app.task(name="wrong", unique=Unique(by=("basket",)), shared=False)
         def wrong(cart: int) -> None: ...
 
-        with pytest.raises(ConfigurationError, match=r"task wrong has no argument 'basket', but cart"):
+        with is_raised(ValueError, r"task wrong has no argument 'basket', but cart"):
             wrong.apply_async((1,), countdown=600)
         assert not waiting.size()
 
@@ -224,22 +225,53 @@ class TestCanvas:
 
 class TestWrong:
     @pytest.mark.parametrize(
-        ("options", "match"),
+        ("options", "error", "match"),
         [
-            ({"unique": 42}, "must be a key or Unique"),
+            ({"unique": 42}, TypeError, "must be a key or Unique"),
             (
                 {"unique": KEY, "on_conflict": "drop"},
+                ValueError,
                 "on_conflict must be one of 'ignore', 'replace', 'extend', 'raise'",
             ),
-            ({"unique": Unique(key=KEY), "on_conflict": 7}, "on_conflict must be one of"),
-            ({"on_conflict": "ignore"}, "is sent with on_conflict='ignore', but without a unique key"),
-            ({"unique": ""}, "key must be a text, not ''"),
+            ({"unique": Unique(key=KEY), "on_conflict": 7}, ValueError, "on_conflict must be one of"),
+            ({"on_conflict": "ignore"}, TypeError, "is sent with on_conflict='ignore', but without a unique key"),
+            ({"unique": ""}, ValueError, "key must be a text, not ''"),
         ],
     )
-    def test_options(self, remind: Any, waiting: DelayedQueue, options: dict[str, Any], match: str) -> None:
-        with pytest.raises(ConfigurationError, match=match):
+    def test_options(
+        self, remind: Any, waiting: DelayedQueue, options: dict[str, Any], error: type[Exception], match: str
+    ) -> None:
+        with is_raised(error, match):
             remind.apply_async(("a",), countdown=600, **options)
         assert not waiting.size()
+
+    def test_arguments_that_make_no_key(self, rebuild: Any, waiting: DelayedQueue) -> None:
+        with is_raised(TypeError, "the arguments of task rebuild that make its key cannot become JSON"):
+            rebuild.apply_async((object(),), countdown=600)
+        assert not waiting.size()
+
+    def test_a_task_without_a_key(self, remind: Any, app: Celery) -> None:
+        for method in (app.delayq.waiting, app.delayq.forget):
+            with is_raised(ValueError, "task note is not unique: give its key, or the option `unique`"):
+                method(remind.s(1))
+            with is_raised(TypeError, "a unique key must be given by its text, or by the signature of a task"):
+                method(7)
+
+    @pytest.mark.parametrize(
+        ("given", "error", "match"),
+        [
+            ({"ttl": 0}, ValueError, "ttl must be more than 0 and at most a year, not 0"),
+            ({"ttl": timedelta(days=400)}, ValueError, "ttl must be more than 0 and at most a year"),
+            ({"ttl": "1h"}, TypeError, "ttl must be a number of seconds, or a timedelta, not '1h'"),
+            ({"ttl": None}, TypeError, "ttl must be"),
+            ({"for_": "ever"}, ValueError, "for_ must be one of"),
+            ({"by": "cart"}, TypeError, "by must be the names of arguments"),
+            ({"by": ("cart",), "key": "x"}, TypeError, "give it either by or key"),
+        ],
+    )
+    def test_of_unique(self, given: dict[str, Any], error: type[Exception], match: str) -> None:
+        with is_raised(error, match):
+            Unique(**given)
 
     def test_an_id_that_waits_already(self, remind: Any, waiting: DelayedQueue) -> None:
         remind.apply_async(("a",), countdown=600, task_id="mine")

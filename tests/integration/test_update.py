@@ -268,9 +268,9 @@ class TestMeets:
         ids = [one.id, chained.parent.id, request.id, gone.id]
         assert all(app.delayq.reschedule(ids, countdown=1).values())
         with Worker(broker=broker_url, ledger=ledger.url):
-            wait_until(lambda: ledger.has([one.id, chained.id, request.id]), "they ran", 20)
-            wait_until(lambda: gone.state == "REVOKED", "it had expired", 20)
-        assert (one.get(timeout=5), chained.get(timeout=5)) == ("new", 42)
+            wait_until(lambda: ledger.has([one.id, chained.id, request.id]), "they ran")
+            wait_until(lambda: gone.state == "REVOKED", "it had expired")
+        assert (one.get(timeout=20), chained.get(timeout=20)) == ("new", 42)
         assert app.delayq.update(ids, args=("late",)) == dict.fromkeys(ids, False)
 
     @pytest.mark.parametrize("new", [{"args": ("b",)}, {"priority": 9}], ids=str)
@@ -285,8 +285,8 @@ class TestMeets:
                 changed.extend(task.id for task in app.delayq.scheduled() if app.delayq.update(task.id, **new))
                 return bool(changed)
 
-            wait_until(change, "one is changed", 20)
-            wait_until(lambda: ledger.has(changed) and len(ledger.runs()) > 3, "it runs, and others do", 20)
+            wait_until(change, "one is changed")
+            wait_until(lambda: ledger.has(changed) and len(ledger.runs()) > 3, "it runs, and others do")
             app.delayq.schedule.remove("entry")
         expected = "b" if "args" in new else "a"
         assert [run.note for run in ledger.runs() if run.task_id in changed] == [expected] * len(changed)
