@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -19,7 +20,7 @@ from tests.brokers import list_for
 from tests.integration.publishing import ready
 from tests.integration.test_rescheduling import LATER, MS
 from tests.ledger import Ledger
-from tests.state import offer
+from tests.state import FAR, offer
 from tests.support import wait_until
 from tests.worker_app import protocol_1, publisher
 from tests.workers import Worker
@@ -298,6 +299,30 @@ class TestMeets:
 
 
 class TestRaces:
+    @pytest.mark.parametrize("priority", [None, 9])
+    def test_with_a_transfer_either_wins_and_the_answer_says_which(
+        self, app: Celery, waiting: DelayedQueue, priority: int | None
+    ) -> None:
+        note, both = app.tasks["note"], threading.Barrier(2)
+
+        def transfer() -> int:
+            both.wait()
+            return waiting.transfer(lead_ms=FAR).moved
+
+        with ThreadPoolExecutor(1) as thread:
+            for _ in range(100):
+                task = note.apply_async(("old",), eta=LATER)
+                transferred = thread.submit(transfer)
+                both.wait()
+                updated = app.delayq.update(task, args=("new",), priority=priority)
+                moved = transferred.result()
+                delivered = [message["headers"]["argsrepr"] for message in ready(waiting.client)]
+                waits = [found.args for found in app.delayq.scheduled()]
+                assert [*delivered, *waits] == ["('new',)" if updated else "('old',)"]
+                assert len(delivered) == moved
+                app.delayq.cancel(task)
+                waiting.client.delete("celery")
+
     def test_others_who_change_the_same_tasks(self, app: Celery, waiting: DelayedQueue, loose: Any) -> None:
         """Everyone succeeds, since the tasks wait all the time; none is lost, and no change undoes another."""
         tasks = [loose.apply_async((n,), {"n": n}, countdown=600, unique=f"key {n}").id for n in range(5)]

@@ -12,6 +12,7 @@ import pytest
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry
+from tests.brokers import list_for
 from tests.planner.conftest import Stage, run, run_until, started
 from tests.state import FAR, calls
 
@@ -22,6 +23,11 @@ CHANGES: dict[str, tuple[Callable[[DelayedQueue, str], Any], int]] = {
     "cancel": (lambda queue, task_id: queue.cancel(task_id), 0),
     "revoke": (lambda queue, task_id: all(queue.remove(queue.find(task_id))), 0),
     "reschedule": (lambda queue, task_id: queue.amend(*message(queue, task_id), due_ms=FAR), 1),
+    "update": (
+        lambda queue, task_id: queue.amend(*message(queue, task_id), due_ms=message(queue, task_id)[0].due_ms),
+        1,
+    ),
+    "another priority": (lambda queue, task_id: queue.move(*message(queue, task_id), other_priority(queue)), 0),
     "release": (lambda queue, task_id: all(queue.release([message(queue, task_id)])), 1),
 }
 
@@ -30,6 +36,11 @@ def message(queue: DelayedQueue, task_id: str) -> tuple[Entry, bytes]:
     """Return a waiting entry, and its message."""
     (entry,) = queue.find(task_id)
     return entry, entry.payload
+
+
+def other_priority(queue: DelayedQueue) -> DelayedQueue:
+    """Return the delayed queue of another priority."""
+    return DelayedQueue(queue.client, list_for(queue.client, queue.name, 3))
 
 
 class TestOneOccurrence:

@@ -38,6 +38,7 @@ def use() -> None:
     result = remind.apply_async((1,), countdown=600, unique="remind:42", on_conflict="extend")
     print(result.id, delayq.was_new(result), result.was_new.bit_length(), remind.delay(1).was_new.bit_length())
     remind.apply_async(kwargs={"user_id": 1}, unique=Unique(key="remind:42"), queue="mail", expires=60)
+    remind.apply_async((1,), unique=Unique(by=("user_id",), period=timedelta(days=1), on_conflict="raise"))
     sync.apply_async((7,), throttle=Throttle("10/m", key="partner api"))
     remind.signature((1,), options={"unique": "remind:42"}).apply_async()
     delayq.schedule.add("report", "shop.report", "0 6 * * mon-fri", tz="Europe/Berlin", jitter=timedelta(minutes=1))
