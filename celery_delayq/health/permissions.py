@@ -58,7 +58,7 @@ _BY_ARGUMENTS = {
     "KEY 0": "HSCAN",
     "KEY 0 0": "LRANGE, ZCOUNT, ZRANGE, ZRANGEBYSCORE, ZREMRANGEBYRANK, ZREMRANGEBYSCORE, ZREVRANGEBYSCORE",
     "KEY 1": "BRPOP, EXPIRE, HRANDFIELD, PEXPIRE, ZRANDMEMBER",
-    "KEY 1 value": "LREM, SETEX, ZADD",
+    "KEY 1 value": "LREM, LSET, SETEX, ZADD",
     "KEY + -": "ZREVRANGEBYLEX",
     "KEY - +": "ZLEXCOUNT, ZRANGEBYLEX",
     "KEY field": "HDEL, HEXISTS, HGET, HMGET",
@@ -143,7 +143,7 @@ def _keys(channel: Any, queues: Iterable[str], db: int, in_cluster: bool) -> Ite
     for name in (name for queue in queues for name in channel.broker_lists(queue)):
         yield rule_for(name, f"~{name.partition(sep)[0]}*")
         keys = QueueKeys.of(name, db)
-        of_ours = (keys.index, keys.in_flight("consumer"), keys.published("publisher"))
+        of_ours = (keys.index, keys.in_flight("consumer"), keys.published("publisher"), keys.taken)
         for key in (keys.timeout_set, keys.delay_list, *of_ours):
             yield rule_for(key, "")
     bindings = channel.keyprefix_queue.removesuffix(".%s")

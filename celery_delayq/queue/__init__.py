@@ -6,6 +6,7 @@ entry           an entry of a timeout set, as it is read and passed to scripts
 registry        the broker lists that may have waiting messages
 delayed_queue   DelayedQueue: offer, transfer, take
 waiting         its part for messages that wait: cancel, find, page, amend, remove, release
+ready           its part for messages that no consumer has taken yet: read, take back
 measuring       numbers of a list, now and in the past
 dead_letters    messages that were set aside, with the reason, and failed tasks: page, find, requeue, purge
 set_aside       its scripts

@@ -18,6 +18,7 @@ from celery_delayq.queue import codec, keys, scripts
 from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.holds import Claim, Holder, Offered, Pace, move, offer_throttled, offer_unique
+from celery_delayq.queue.ready import Ready
 from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.queue.scripts import MAX_BATCH_SIZE, Transferred
 from celery_delayq.queue.waiting import Waiting
@@ -35,7 +36,7 @@ _TAKE_SLICE_S = 1.0
 _REGISTER_SOON_S = 1.0
 
 
-class DelayedQueue(Waiting):
+class DelayedQueue(Waiting, Ready):
     """The delayed queue in front of one Redis list.
 
     An offered message waits in a ZSET until it is due. Then a transfer moves it to the list, and consumers take it from

@@ -69,6 +69,7 @@ class QueueKeys:
         consumers: ZSET, consumer id -> end of its lease (ms); or, negated, the time at which it was given up (ms).
         schedule: HASH, periodic entry -> its planned occurrence.
         holds: HASH, unique key -> the task that holds it; one for all priorities of a queue.
+        taken: STRING, how many ready messages were taken back lately.
         metrics: HASH, what was counted -> how often so far.
     """
 
@@ -87,6 +88,7 @@ class QueueKeys:
     consumers: str
     schedule: str
     holds: str
+    taken: str
     metrics: str
 
     @classmethod
@@ -108,6 +110,7 @@ class QueueKeys:
             consumers=companion("delayq:consumers", name),
             schedule=companion("delayq:schedule", name),
             holds=companion(UNIQUE, without_priority(name)),
+            taken=companion("delayq:taken", name),
             metrics=companion("delayq:metrics", name),
         )
 

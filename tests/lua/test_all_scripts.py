@@ -11,7 +11,7 @@ import redis
 from redis.crc import key_slot
 from redis.exceptions import ReadOnlyError
 
-from celery_delayq.queue import codec, holds, measuring, scripts, set_aside
+from celery_delayq.queue import codec, holds, measuring, ready, scripts, set_aside
 from celery_delayq.queue.call import Attempt, Call, load, run_each, script_of
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
@@ -106,6 +106,8 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "renew": ({"consumer": "me", "lease_ms": 1, "join": True}, [b"1000", [1], [1]]),
     "fetch": ({"consumer": "me", "limit": 1}, []),
     "purge": ({"limit": 1, "mark": b""}, [0]),
+    "ready": ({"end": "newest", "skip": 0, "taken": 0, "limit": 1}, [0, 0, 0, 0]),
+    "take_back": ({"messages": []}, []),
     "put_back": ({"consumer": "me", "messages": []}, 0),
     "requeue_dead": ({"letters": []}, 0),
     "keep": ({"record": b"", "most": 1, "kept_ms": 1}, 0),
@@ -154,7 +156,7 @@ def call_of(name: str) -> Call[Any]:
     """Return the call that the wrapper of a script makes."""
     wrapper = next(
         getattr(module, name)
-        for module in (scripts, holds, measuring, set_aside, schedule_scripts)
+        for module in (scripts, holds, measuring, ready, set_aside, schedule_scripts)
         if hasattr(module, name)
     )
     keys = WITHOUT_QUEUE.get(name) or SEVERAL_QUEUES.get(name) or IN_A_SLOT.get(name) or QueueKeys.of("q")

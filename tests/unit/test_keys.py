@@ -45,6 +45,7 @@ def test_every_name_of_a_queue() -> None:
         "consumers": "delayq:consumers:{shop.celery}",
         "schedule": "delayq:schedule:{shop.celery}",
         "holds": "delayq:unique:{shop.celery}",
+        "taken": "delayq:taken:{shop.celery}",
         "metrics": "delayq:metrics:{shop.celery}",
     }
 

@@ -19,6 +19,8 @@ Limits: it reads ARGV[3] entries, and about 1 MiB: the call stops after that muc
 local timeout_set, due, last_due, limit, skip, after = KEYS[1], ARGV[1], ARGV[2], tonumber(ARGV[3]), ARGV[4], ARGV[5]
 local MAX_BYTES, MAX_SLICE = 1048576, 20
 
+-- include: has_marks
+
 -- Whether to skip an entry. Compares numbers, because Lua's `<` for strings depends on the locale.
 local function is_passed(entry)
     for at = 1, math.min(#entry, #after) do
@@ -44,22 +46,6 @@ if skip ~= '' then
     end
 end
 
-local function is_wanted(entry)
-    local has_one = #ARGV < 6
-    for at = 6, #ARGV do
-        local mark = ARGV[at]
-        if mark == '' then
-            if not has_one then
-                return false
-            end
-            has_one = false
-        elseif not has_one then
-            has_one = string.find(entry, mark, 1, true)
-        end
-    end
-    return has_one
-end
-
 local found, read, bytes = {0}, 0, 0
 local last, last_score
 stop = math.min(stop, rank + limit)
@@ -69,7 +55,7 @@ while rank < stop and bytes < MAX_BYTES do
     for at = 1, #slice, 2 do
         last, last_score = slice[at], slice[at + 1]
         read, bytes = read + 1, bytes + #last
-        if is_wanted(last) then
+        if has_marks(last, 6) then
             found[#found + 1] = last
             found[#found + 1] = last_score
         end
