@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterable
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, overload
 
 from celery import Celery, signals
@@ -115,18 +115,26 @@ class DelayQ(Updates, ForCoroutines, Dead):
         signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
 
     @overload
-    def get(self, task_id: Group, *, timeout: Timeout = ...) -> dict[str, ScheduledTask | None]: ...
+    def get(self, task_id: Group, *, ready: bool = ..., timeout: Timeout = ...) -> dict[str, ScheduledTask | None]: ...
     @overload
-    def get(self, task_id: TaskId, *, timeout: Timeout = ...) -> ScheduledTask | None: ...
+    def get(self, task_id: TaskId, *, ready: bool = ..., timeout: Timeout = ...) -> ScheduledTask | None: ...
     @overload
-    def get(self, task_id: Iterable[TaskId], *, timeout: Timeout = ...) -> dict[str, ScheduledTask | None]: ...
+    def get(
+        self, task_id: Iterable[TaskId], *, ready: bool = ..., timeout: Timeout = ...
+    ) -> dict[str, ScheduledTask | None]: ...
     @ends_in_time
-    def get(self, task_id: TaskId | Iterable[TaskId] | Group, *, timeout: Timeout = None) -> Any:
+    def get(self, task_id: TaskId | Iterable[TaskId] | Group, *, ready: bool = False, timeout: Timeout = None) -> Any:
         """Return a waiting task, or None if it is not waiting: it is due, has run, was cancelled, or was never delayed.
 
         If an id was scheduled several times, return the task that is due first. O(log N) for N waiting tasks.
+
+        Args:
+            task_id: the task or tasks.
+            ready: look for those that do not wait in the queues, too; see `cancel`. `ScheduledTask.state` says where a
+                task is.
+            timeout: see `DelayQ`.
         """
-        return self._each(task_id, lambda inspector, ids: inspector.get(ids))
+        return self._each(task_id, lambda inspector, ids: inspector.get(ids, ready=ready))
 
     @ends_in_time
     def waiting(self, key: str | Signature, *, timeout: Timeout = None) -> ScheduledTask | None:
@@ -164,13 +172,15 @@ class DelayQ(Updates, ForCoroutines, Dead):
         return bool(getattr(result, "was_new", True))
 
     @overload
-    def cancel(self, task_id: Group, *, timeout: Timeout = ...) -> dict[str, bool]: ...
+    def cancel(self, task_id: Group, *, ready: bool = ..., timeout: Timeout = ...) -> dict[str, bool]: ...
     @overload
-    def cancel(self, task_id: TaskId, *, timeout: Timeout = ...) -> bool: ...
+    def cancel(self, task_id: TaskId, *, ready: bool = ..., timeout: Timeout = ...) -> bool: ...
     @overload
-    def cancel(self, task_id: Iterable[TaskId], *, timeout: Timeout = ...) -> dict[str, bool]: ...
+    def cancel(self, task_id: Iterable[TaskId], *, ready: bool = ..., timeout: Timeout = ...) -> dict[str, bool]: ...
     @ends_in_time
-    def cancel(self, task_id: TaskId | Iterable[TaskId] | Group, *, timeout: Timeout = None) -> Any:
+    def cancel(
+        self, task_id: TaskId | Iterable[TaskId] | Group, *, ready: bool = False, timeout: Timeout = None
+    ) -> Any:
         """Remove a waiting task for good: it will not run.
 
         Atomic with regard to the transfer: either this call or a worker gets the task. O(log N) for N waiting tasks.
@@ -181,18 +191,26 @@ class DelayQ(Updates, ForCoroutines, Dead):
         The result of a cancelled task stays pending. A chord or chain that depends on it is not told. A lock that was
         taken for the task, for example by celery-singleton, is not released.
 
+        Args:
+            task_id: the task or tasks.
+            ready: also remove tasks that are in their queues, delayed before or not. Atomic: either this call or a
+                worker gets the task. It searches the queues of the app, and those that have had delayed tasks: O(N) for
+                N ready tasks, in bounded calls.
+            timeout: see `DelayQ`.
+
         Returns:
-            True if the task was waiting. False if it is due and was moved to its queue, was cancelled before, or was
-            never delayed.
+            True if the task was removed: it will never run. False if it was cancelled before, or a worker has or had
+            it; without `ready`, also if it is in its queue.
         """
         is_one = _is_one(task_id)
         tasks: list[Any] = [task_id] if is_one else list(task_id)  # type: ignore[arg-type]
         results = [task for task in tasks if getattr(task, "parent", None) is not None]
 
         def cancel(inspector: Inspector, ids: list[str]) -> dict[str, bool]:
-            cancelled = inspector.cancel(ids)
+            remove = partial(inspector.cancel, ready=ready)
+            cancelled = remove(ids)
             for result in results:
-                cancelled[result.id] = cancelled[result.id] or _cancel_before(inspector, result)
+                cancelled[result.id] = cancelled[result.id] or _cancel_before(remove, result)
             return cancelled
 
         return self._each(task_id if is_one else tasks, cancel)
@@ -355,18 +373,18 @@ class DelayQ(Updates, ForCoroutines, Dead):
         return key if isinstance(key, str) else key_of(self.app, key)
 
 
-def _cancel_before(inspector: Inspector, result: Any) -> bool:
+def _cancel_before(cancel: Callable[[list[str]], dict[str, bool]], result: Any) -> bool:
     """Cancel what waits and comes before a task, in its chain or chord; returns whether anything did."""
     before = result.parent
     if before is None:
         return False
     header = getattr(before, "results", None)
     some = [before] if header is None else header
-    cancelled = inspector.cancel([one.id for one in some if not hasattr(one, "results")])
+    cancelled = cancel([one.id for one in some if not hasattr(one, "results")])
     # Whatever has become of one task of a header, the others need not run either.
-    rest = [_cancel_before(inspector, one) for one in some if not cancelled.get(one.id)]
+    rest = [_cancel_before(cancel, one) for one in some if not cancelled.get(one.id)]
     found = any(cancelled.values()) or any(rest)
-    return found or (header is not None and _cancel_before(inspector, before))
+    return found or (header is not None and _cancel_before(cancel, before))
 
 
 def _is_one(task_id: object) -> bool:

@@ -14,7 +14,7 @@ from celery_delayq.transport.threads import in_a_thread, threads
 if TYPE_CHECKING:
     from celery.result import AsyncResult
 
-    from celery_delayq.inspector.task import ScheduledTask
+    from celery_delayq.inspector.task import ScheduledTask, State
 
 
 class ForCoroutines(Queues):
@@ -41,13 +41,16 @@ class ForCoroutines(Queues):
         due_before: Time | None = None,
         *,
         text: str | None = None,
+        state: State = "delayed",
         limit: int = 1000,
         cursor: str | None = None,
         timeout: Timeout = None,
     ) -> AsyncIterator[ScheduledTask]:
-        """Yield all waiting tasks, page by page, in an `async for`; see `iter_scheduled`."""
+        """Yield all waiting or ready tasks, page by page, in an `async for`; see `iter_scheduled`."""
         while True:
-            page = await self.ascheduled(queue, task, due_after, due_before, limit, cursor, text=text, timeout=timeout)
+            page = await self.ascheduled(
+                queue, task, due_after, due_before, limit, cursor, text=text, state=state, timeout=timeout
+            )
             for found in page:
                 yield found
             if (cursor := page.cursor) is None:

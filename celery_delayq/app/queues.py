@@ -24,7 +24,7 @@ if TYPE_CHECKING:  # what a producer does not need is imported by the method tha
     from celery_delayq.inspector.counts import Counts
     from celery_delayq.inspector.histogram import Histogram
     from celery_delayq.inspector.pages import Criteria, OnProgress, Page
-    from celery_delayq.inspector.task import ScheduledTask
+    from celery_delayq.inspector.task import ScheduledTask, State
 
 
 class Queues:
@@ -43,10 +43,11 @@ class Queues:
         cursor: str | None = None,
         *,
         text: str | None = None,
+        state: State = "delayed",
         partial: bool = False,
         timeout: Timeout = None,
     ) -> Page:
-        """Return a page of waiting tasks, in due order across all queues and priorities.
+        """Return a page of waiting tasks, in due order across all queues and priorities; or of ready ones.
 
         Each call on the server is short, however many tasks wait. A page ends after 10,000 examined tasks. If few
         tasks match, it may be short or empty; only its cursor tells whether there are more. A task that waits all the
@@ -62,15 +63,17 @@ class Queues:
             cursor: cursor of the previous page.
             text: only tasks whose arguments contain this text, as `ScheduledTask.args` and `kwargs` show them. Upper
                 and lower case differ.
+            state: `"delayed"`, or `"ready"` for tasks that are in their queues.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Page.lost` names them.
             timeout: see `DelayQ`.
 
         Raises:
-            ValueError: `limit` or a time is out of range, `cursor` is not a valid cursor, or `text` is empty.
+            ValueError: `limit` or a time is out of range, `cursor` is not a valid cursor, `text` is empty, or there is
+                no such state.
         """
         from celery_delayq.inspector import pages
 
-        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
+        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text, state=state)
         with self._inspector("cannot list waiting tasks") as inspector:
             page = pages.page(inspector.lists, criteria, limit=limit, cursor=cursor, partial=partial)
             if not (page.examined or cursor):
@@ -85,16 +88,19 @@ class Queues:
         due_before: Time | None = None,
         *,
         text: str | None = None,
+        state: State = "delayed",
         limit: int = 1000,
         cursor: str | None = None,
         timeout: Timeout = None,
     ) -> Iterator[ScheduledTask]:
-        """Yield all waiting tasks, page by page; see `scheduled`. Holds no connection between pages.
+        """Yield all waiting or ready tasks, page by page; see `scheduled`. Holds no connection between pages.
 
         `timeout` is that of a page.
         """
         while True:
-            page = self.scheduled(queue, task, due_after, due_before, limit, cursor, text=text, timeout=timeout)
+            page = self.scheduled(
+                queue, task, due_after, due_before, limit, cursor, text=text, state=state, timeout=timeout
+            )
             yield from page
             if (cursor := page.cursor) is None:
                 return
@@ -110,6 +116,7 @@ class Queues:
         text: str | None = None,
         everything: bool = False,
         dry_run: bool = False,
+        ready: bool = False,
         on_progress: OnProgress | None = None,
         timeout: Timeout = None,
     ) -> int:
@@ -126,6 +133,7 @@ class Queues:
             text: only tasks whose arguments contain this text.
             everything: must be True if no criterion is given.
             dry_run: count the tasks, but do not remove them.
+            ready: also those that are in their queues; see `cancel`, and `ScheduledTask.due_ms` for when they are due.
             on_progress: called from time to time with the number of examined tasks and the total.
             timeout: see `DelayQ`.
 
@@ -137,7 +145,9 @@ class Queues:
         """
         criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
         with self._inspector("cannot cancel all matching tasks") as inspector:
-            number = inspector.cancel_all(criteria, everything=everything, dry_run=dry_run, on_progress=on_progress)
+            number = inspector.cancel_all(
+                criteria, everything=everything, dry_run=dry_run, ready=ready, on_progress=on_progress
+            )
             if not number:
                 inspector.check_queue(queue)
             return number
@@ -152,6 +162,7 @@ class Queues:
         due_after: Time | None = None,
         due_before: Time | None = None,
         text: str | None = None,
+        state: State = "delayed",
         everything: bool = False,
         eta: Time | None = None,
         limit: int = 1000,
@@ -180,6 +191,7 @@ class Queues:
             due_after: only tasks due at this time or later.
             due_before: only tasks due before this time.
             text: only tasks whose arguments contain this text.
+            state: `"delayed"`; or `"ready"`, to cancel tasks that are in their queues.
             everything: must be True if no criterion is given.
             eta: the new time, only to reschedule. If it is in the past, the tasks move to their queues at once.
             limit: maximum number of matching tasks, 1 to 1,000.
@@ -188,10 +200,11 @@ class Queues:
 
         Raises:
             TypeError: `eta` is missing, or given for another action.
-            ValueError: no criterion was given and `everything` is False, there is no such action, `limit` or a time is
-                out of range, `text` is empty, or `cursor` is not a valid cursor.
+            ValueError: no criterion was given and `everything` is False, there is no such action, ready tasks shall be
+                rescheduled or run now, `limit` or a time is out of range, `text` is empty, or `cursor` is not a valid
+                cursor.
         """
-        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
+        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text, state=state)
         from celery_delayq.inspector.bulk import change_some
 
         criteria.check_wanted(everything)

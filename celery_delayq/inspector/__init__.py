@@ -1,9 +1,10 @@
-"""Read and change waiting tasks. No worker needs to run.
+"""Read and change waiting tasks, and those in their queues. No worker needs to run.
 
     away          nodes of a cluster that are away, and what is lost meanwhile
     broker_lists  the broker lists of an app, and which of them hold an id
     task          a waiting task
     pages         waiting tasks in due order across all queues
+    ready_tasks   tasks in their queues: find, show, cancel
     histogram     how many tasks are due when
     counts        message counts per queue
     consumers     who consumes which lists, and what they hold

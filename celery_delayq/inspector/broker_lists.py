@@ -87,10 +87,10 @@ class BrokerLists:
     def known(self, *queues: str, also_counted: bool = False) -> tuple[list[BrokerList], Lost]:
         """Return the lists, sorted by name; only those of some queues if any are given.
 
-        While the node of their names is away, these are the lists of the app's queues and of the given ones.
+        While the node of their names is away, these are the lists of the app's queues.
 
         Args:
-            queues: names of queues.
+            queues: names of queues. They need not be known.
             also_counted: whether to return those for which something was counted, too.
         """
         lost, names, prefix = Lost(), set[str](), self.channel.global_keyprefix
@@ -103,9 +103,9 @@ class BrokerLists:
         except CONNECTION_ERRORS as exc:
             if not is_away(self.client, exc):
                 raise
-            names.update(name for queue in queues for name in self.channel.broker_lists(queue))
             if not queues:
                 lost = Lost(registry=lost_queue(self.client, "", key, exc).reason)
+        names.update(name for queue in queues for name in self.channel.broker_lists(queue))
         found = self.of_app() | {self.parse(name) for name in names if name}
         return sorted(one for one in found if not queues or one.queue in queues), lost
 
@@ -156,6 +156,21 @@ class BrokerLists:
             sizes = execute(self.asking, pipe)
         answered, lost = self.complete(dict(zip(lists, sizes, strict=True)), lost, partial=True)
         return {found: size for found, size in answered.items() if size}, lost
+
+    def ready(self, *queues: str) -> tuple[dict[BrokerList, int | Exception], Lost]:
+        """Return the lists of all known queues with the numbers of their messages, or errors; and what is lost.
+
+        Args:
+            queues: see `known`.
+        """
+        known, lost = self.known(*queues)
+        # Some lists of a queue may never have had a delayed message.
+        others = (name for queue in {found.queue for found in known} for name in self.channel.broker_lists(queue))
+        lists = sorted({*known, *map(self.parse, others)})
+        with self.asking.pipeline(transaction=False) as pipe:
+            for found in lists:
+                pipe.llen(found.name)
+            return dict(zip(lists, pipe.execute(raise_on_error=False), strict=True)), lost
 
     def measure(
         self, lists: Iterable[BrokerList], now_ms: int | None = None, spans_ms: Sequence[int] = ()

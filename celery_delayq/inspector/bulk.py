@@ -10,9 +10,10 @@ from operator import itemgetter
 from typing import Literal, TypeAlias, get_args
 
 from celery_delayq.basics.times import Time, aware, to_ms
+from celery_delayq.inspector import ready_tasks
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.inspector.pages import Criteria, entries
+from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, entries
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import DelayedQueue
@@ -67,6 +68,10 @@ def change_some(
         raise ValueError(f"action must be one of {', '.join(map(repr, get_args(Action)))}, not {action!r}")
     if (action == "reschedule") != (eta is not None):
         raise TypeError("give an eta to reschedule" if eta is None else f"{action} takes no eta")
+    if criteria.state == "ready":
+        if action != "cancel":
+            raise ValueError(f"ready tasks can be cancelled, not {action!r}")
+        return _cancel_ready(lists, criteria, limit, cursor)
     change: Change = DelayedQueue.remove if action == "cancel" else partial(_release, eta=None)
     if eta is not None:
         due_ms, text = to_ms(eta, "eta"), aware(eta, "eta").isoformat()
@@ -86,6 +91,19 @@ def change_some(
         late += len(done) - sum(done)
         refused += len(waiting) - len(done)
     return Chunk(changed, late, examined, more, lost, refused)
+
+
+def _cancel_ready(lists: BrokerLists, criteria: Criteria, limit: int, cursor: str | None) -> Chunk:
+    a_step = min(limit, ready_tasks.SEARCHED)
+    chunk = Chunk(0, 0, 0, None)
+    for step, more, lost in ready_tasks.change(
+        lists, criteria, take_back=True, cursor=cursor, limit=a_step, partial=True
+    ):
+        changed, late = chunk.changed + len(step.matching), chunk.late + step.missed
+        chunk = Chunk(changed, late, chunk.examined + step.read, more, lost)
+        if changed + late > limit - a_step or chunk.examined >= MOST_EXAMINED:
+            break
+    return chunk
 
 
 def _release(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str | None) -> list[bool]:

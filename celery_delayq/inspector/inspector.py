@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -14,8 +15,9 @@ from redis.exceptions import ResponseError
 
 from celery_delayq.basics.errors import UnknownQueue
 from celery_delayq.basics.times import Time, due_at, to_ms
+from celery_delayq.inspector import ready_tasks
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.inspector.pages import Criteria, OnProgress, walk
+from celery_delayq.inspector.pages import Criteria, OnProgress, to_examine, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.queue import holds, paused
 from celery_delayq.queue.codec import OfferId
@@ -85,7 +87,7 @@ class Inspector:
         client, prefix = self.lists.client, self.lists.channel.global_keyprefix
         return change(client, queue, keyprefix=prefix, db=database_of(client))
 
-    def get(self, task_ids: Sequence[str]) -> dict[str, ScheduledTask | None]:
+    def get(self, task_ids: Sequence[str], *, ready: bool = False) -> dict[str, ScheduledTask | None]:
         """Return waiting tasks; see `DelayQ.get`."""
         now_ms = self.lists.now_ms()
 
@@ -96,8 +98,14 @@ class Inspector:
             entry = min(entries, key=lambda entry: entry.due_ms)
             return scheduled_task(entry, self.lists.parse(queue.name), now_ms)
 
-        found = self._each(task_ids, first)
-        return {task_id: min(tasks, key=lambda task: task.due_ms, default=None) for task_id, tasks in found.items()}
+        found, refused = self._try_each(task_ids, first)
+        gone = [task_id for task_id, tasks in found.items() if not tasks]
+        if ready and gone:
+            more, refused_ready = ready_tasks.get(self.lists, gone)
+            refused = refused or refused_ready
+            found.update((task_id, [task]) for task_id, task in more.items())
+        tasks = _complete(found, refused)
+        return {task_id: min(some, key=lambda task: task.due_ms, default=None) for task_id, some in tasks.items()}
 
     def holding(self, key: str) -> ScheduledTask | None:
         """Return the waiting task that holds a unique key; see `DelayQ.waiting`.
@@ -123,9 +131,15 @@ class Inspector:
             self.lists.client, [self.lists.delayed_queue(found).keys for found in self.lists.all()], key
         )
 
-    def cancel(self, task_ids: Sequence[str]) -> dict[str, bool]:
-        """Remove waiting tasks; see `DelayQ.cancel`. Atomic for each entry."""
-        return _answers(self._each(task_ids, lambda queue, task_id: queue.cancel(task_id)))
+    def cancel(self, task_ids: Sequence[str], *, ready: bool = False) -> dict[str, bool]:
+        """Remove waiting tasks; see `DelayQ.cancel`. Atomic for each entry and message."""
+        found, refused = self._try_each(task_ids, lambda queue, task_id: queue.cancel(task_id))
+        if ready and found:  # afterwards: a transfer may move a task meanwhile
+            cancelled, refused_ready = ready_tasks.cancel(self.lists, found)
+            refused = refused or refused_ready
+            for task_id in cancelled:
+                found[task_id].append(1)
+        return _answers(_complete(found, refused))
 
     def cancel_all(
         self,
@@ -133,6 +147,7 @@ class Inspector:
         *,
         everything: bool = False,
         dry_run: bool = False,
+        ready: bool = False,
         on_progress: OnProgress | None = None,
     ) -> int:
         """Remove all matching tasks; see `DelayQ.cancel_all`."""
@@ -144,6 +159,12 @@ class Inspector:
             else:
                 queue = self.lists.delayed_queue(broker_list)
                 cancelled += sum(queue.remove([task.entry for task in tasks]))
+        if ready:
+            examined, total = 0, to_examine(self.lists, replace(criteria, state="ready"))
+            for step, _, _ in ready_tasks.change(self.lists, criteria, take_back=not dry_run):
+                cancelled, examined = cancelled + len(step.matching), examined + step.read
+                if on_progress is not None:
+                    on_progress(examined, max(examined, total))
         return cancelled
 
     def reschedule(
@@ -201,6 +222,12 @@ class Inspector:
         Raises:
             RedisError: the server refused a list, or its node of a cluster is away, and some id is in no other list.
         """
+        return _complete(*self._try_each(task_ids, act))
+
+    def _try_each(
+        self, task_ids: Sequence[str], act: Callable[[DelayedQueue, str], T | None]
+    ) -> tuple[dict[str, list[T]], Exception | None]:
+        """Do the same, but return the error of a list that was not read."""
         holders, refused = self.lists.holding(task_ids)
         results: dict[str, list[T]] = {task_id: [] for task_id in holders}
         for task_id, queues in holders.items():
@@ -212,9 +239,13 @@ class Inspector:
                     continue
                 if result:
                     results[task_id].append(result)
-        if refused is not None and not all(results.values()):
-            raise refused
-        return results
+        return results, refused
+
+
+def _complete(results: dict[str, list[T]], refused: Exception | None) -> dict[str, list[T]]:
+    if refused is not None and not all(results.values()):
+        raise refused
+    return results
 
 
 def _answers(results: dict[str, list[Any]]) -> dict[str, bool]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, get_args, overload
 
 from celery_delayq.basics.times import Time, to_ms
+from celery_delayq.inspector import ready_tasks
 from celery_delayq.inspector.away import Lost, LostQueue
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
-from celery_delayq.inspector.task import ScheduledTask, scheduled_task
+from celery_delayq.inspector.task import ScheduledTask, State, ready_task, scheduled_task
 from celery_delayq.queue import cursors
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.entry import Entry, Position
@@ -43,6 +44,7 @@ class Criteria:
         text: only tasks whose arguments contain this text, as `ScheduledTask.args` and `kwargs` show them.
         not_due_ms: only tasks that are not due at this very time, unix time in ms. It may be most of them that are, so
             these are not even examined.
+        state: only tasks that wait, or only those that are in their queues.
     """
 
     queues: tuple[str, ...] = ()
@@ -51,6 +53,7 @@ class Criteria:
     due_to_ms: int | None = None
     text: str | None = None
     not_due_ms: int | None = None
+    state: State = "delayed"
 
     @classmethod
     def of(
@@ -61,13 +64,16 @@ class Criteria:
         due_after: Time | None = None,
         due_before: Time | None = None,
         text: str | None = None,
+        state: State = "delayed",
     ) -> Criteria:
         """Return the criteria for public arguments. `due_after` itself is included, `due_before` is not.
 
         Raises:
             TypeError: a name or the text is not a string, or a time is neither a datetime nor a number.
-            ValueError: a time is out of range, or the text is empty.
+            ValueError: a time is out of range, the text is empty, or there is no such state.
         """
+        if state not in get_args(State):
+            raise ValueError(f"state must be one of {', '.join(map(repr, get_args(State)))}, not {state!r}")
         if text is not None and not isinstance(text, str):
             raise TypeError(f"text must be a str, not {text!r}")
         if text == "":
@@ -81,6 +87,7 @@ class Criteria:
             None if due_after is None else to_ms(due_after, "due_after"),
             None if due_before is None else to_ms(due_before, "due_before") - 1,
             text,
+            state=state,
         )
 
     def check_wanted(self, everything: bool) -> None:
@@ -89,7 +96,7 @@ class Criteria:
         Raises:
             ValueError: all tasks are selected, and `everything` is False.
         """
-        if self == Criteria() and not everything:
+        if self == Criteria(state=self.state) and not everything:
             raise ValueError("give a queue, a task, a time or a text, or pass everything=True")
 
     @property
@@ -133,7 +140,7 @@ class Criteria:
 
 @dataclass(frozen=True)
 class Page:
-    """Some waiting tasks, in due order.
+    """Some waiting tasks, in due order; or some ready ones.
 
     Attributes:
         tasks: the tasks. There may be fewer than the limit, or none, although more follow: only `cursor` tells.
@@ -198,7 +205,11 @@ def page(
     """
     now_ms = lists.now_ms()
     found, more, examined, lost = entries(lists, criteria, limit, cursor, most_examined, partial=partial)
-    return Page(tuple(scheduled_task(entry, one, now_ms) for one, entry in found), more, examined, lost)
+    if criteria.state == "ready":
+        tasks = tuple(ready_task(entry.payload, one, now_ms) for one, entry in found)
+    else:
+        tasks = tuple(scheduled_task(entry, one, now_ms) for one, entry in found)
+    return Page(tasks, more, examined, lost)
 
 
 def entries(
@@ -219,6 +230,8 @@ def entries(
         raise TypeError(f"limit must be a whole number, not {limit!r}")
     if not 1 <= limit <= MAX_PAGE:
         raise ValueError(f"limit must be 1 to {MAX_PAGE}, not {limit!r}")
+    if criteria.state == "ready":
+        return ready_tasks.entries(lists, criteria, limit, cursor, most_examined, _MOST_BYTES, partial=partial)
     last = None if cursor is None else _Cursor.decode(cursor)
     waiting, lost = lists.waiting(*criteria.queues, **criteria.span)
     share = max(limit // max(1, len(waiting)), _LEAST_READ)  # each list has about so many of them
@@ -315,5 +328,7 @@ def walk(
 
 def to_examine(lists: BrokerLists, criteria: Criteria) -> int:
     """Return how many tasks a search examines: all tasks of the queues and the time span; see `BrokerLists.waiting`."""
+    if criteria.state == "ready":
+        return sum(ready_tasks.sizes_of(lists, criteria, partial=True)[0].values())
     waiting, _ = lists.waiting(*criteria.queues, **criteria.span)
     return sum(waiting.values())

@@ -6,20 +6,23 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
-from typing import Any
+from typing import Any, Literal
 
 from celery_delayq.basics.errors import InvalidEta
-from celery_delayq.basics.times import to_datetime, to_timedelta
+from celery_delayq.basics.times import to_datetime, to_ms, to_timedelta
 from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.entry import Entry
 from celery_delayq.transport import messages
 from celery_delayq.transport.eta import parse_eta
 
+#: Where a task is: it waits until it is due, or is in its queue, and no worker has fetched it.
+State = Literal["delayed", "ready"]
+
 
 @dataclass(frozen=True)
 class ScheduledTask:
-    """A waiting task, as it was read from Redis.
+    """A waiting or a ready task, as it was read from Redis.
 
     Its body is not decoded; `body` does that, if the body is JSON. `args` and `kwargs` show the arguments as Celery
     wrote them into the headers at publishing (`argsrepr`, `kwargsrepr`): shortened. A message that is not a task
@@ -31,11 +34,11 @@ class ScheduledTask:
         name: name of the task.
         args: positional arguments, as text.
         kwargs: keyword arguments, as text.
-        due_ms: when the task is due, unix time in ms.
+        due_ms: when the task is due, unix time in ms. For a ready task that was never delayed, when it was read.
         time_left: time until it is due, by the server's clock when it was read; negative if it is overdue.
         queue: name of its queue.
         priority: priority of the message, or of its broker list if the message has none.
-        broker_list: full name of the list that the task will move to.
+        broker_list: full name of the list that the task will move to, or is in.
         retries: number of retries so far.
         eta: the eta header; None if it is missing or cannot be parsed.
         expires: when it expires; a worker discards it after that.
@@ -45,7 +48,8 @@ class ScheduledTask:
         size: size of the message in bytes.
         content_type: how its body is serialized, for example `application/json`.
         headers: all headers, including stamps.
-        entry: the stored entry.
+        entry: the stored entry. That of a ready task is the message alone.
+        state: `"delayed"` or `"ready"`.
     """
 
     id: str | None
@@ -67,6 +71,7 @@ class ScheduledTask:
     content_type: str | None
     headers: Mapping[str, Any] = field(hash=False)
     entry: Entry = field(repr=False)
+    state: State = "delayed"
 
     @property
     def due(self) -> datetime:
@@ -86,7 +91,7 @@ class ScheduledTask:
 
     @property
     def offered(self) -> datetime | None:
-        """When it was offered, by the server's clock; None if another program offered it."""
+        """When it was offered, by the server's clock; None if it is ready, or another program offered it."""
         offer = OfferId.from_bytes(self.entry.id)
         return None if offer is None else to_datetime(offer.offered_us // 1000)
 
@@ -109,7 +114,7 @@ class ScheduledTask:
 #: The fields of a description in JSON types.
 _FIELDS = (
     *("id", "name", "args", "kwargs", "due", "time_left", "queue", "priority", "broker_list", "retries", "eta"),
-    *("expires", "root_id", "parent_id", "group_id", "size", "content_type", "offered", "headers"),
+    *("expires", "root_id", "parent_id", "group_id", "size", "content_type", "offered", "headers", "state"),
 )
 
 
@@ -128,7 +133,22 @@ def scheduled_task(entry: Entry, broker_list: BrokerList, now_ms: int) -> Schedu
         broker_list: the list that it waits for.
         now_ms: the server's time at reading, unix time in ms.
     """
-    message = messages.decode(entry.payload) or {"properties": {}}
+    return _task(messages.decode(entry.payload) or {"properties": {}}, entry, broker_list, now_ms, "delayed")
+
+
+def ready_task(raw: bytes, broker_list: BrokerList, now_ms: int) -> ScheduledTask:
+    """Return the description of a message that is in a broker list, see `scheduled_task`; never raises."""
+    message = messages.decode(raw) or {"properties": {}}
+    due_ms = message["properties"].get(messages.DUE_PROPERTY)
+    if type(due_ms) is not int:
+        eta = _time(messages.headers_of(message).get("eta"))
+        due_ms = now_ms if eta is None else to_ms(eta, "eta")
+    return _task(message, Entry(due_ms, raw, b"", raw), broker_list, now_ms, "ready")
+
+
+def _task(
+    message: Mapping[str, Any], entry: Entry, broker_list: BrokerList, now_ms: int, state: State
+) -> ScheduledTask:
     headers, properties = messages.headers_of(message), message["properties"]
     priority, retries = properties.get("priority"), headers.get("retries")
     return ScheduledTask(
@@ -151,6 +171,7 @@ def scheduled_task(entry: Entry, broker_list: BrokerList, now_ms: int) -> Schedu
         content_type=_text(message.get("content-type")),
         headers=headers,
         entry=entry,
+        state=state,
     )
 
 

@@ -280,6 +280,10 @@ class TestApi:
             lambda delayq: delayq.release(),
             lambda delayq: delayq.get("unknown"),
             lambda delayq: delayq.cancel(["unknown"]),
+            lambda delayq: delayq.scheduled(state="ready"),
+            lambda delayq: delayq.get("unknown", ready=True),
+            lambda delayq: delayq.cancel("unknown", ready=True),
+            lambda delayq: delayq.cancel_all(everything=True, ready=True),
         ]
         with away(own, "q1") as node:
             for call in calls:
@@ -304,6 +308,8 @@ class TestApi:
             page = app.delayq.scheduled(partial=True)
             assert [task.id for task in page] == [ids[queue] for queue in OTHERS]
             assert page.lost.queues == there
+            page = app.delayq.scheduled(state="ready", partial=True)
+            assert (list(page), page.lost.queues) == ([], there)
 
     def test_a_history_of_the_other_queues(self, own: Cluster, app: Celery, ids: dict[str, str]) -> None:
         with app.connection() as connection:
@@ -320,6 +326,18 @@ class TestApi:
             assert app.delayq.reschedule(ids["q0"], countdown=60)
             assert app.delayq.cancel([ids["q0"], ids["q2"]]) == {ids["q0"]: True, ids["q2"]: True}
             assert app.delayq.cancel_all(queue="q3") == 1
+
+    @pytest.mark.parametrize("how", AWAY)
+    def test_ready_tasks_of_other_nodes_can_be_cancelled(self, own: Cluster, app: Celery, how: str) -> None:
+        sent = {queue: app.tasks["note"].apply_async(queue=queue).id for queue in QUEUES}
+        with away(own, "q1", how):
+            assert app.delayq.get(sent["q0"], ready=True).queue == "q0"
+            assert app.delayq.cancel([sent["q0"], sent["q2"]], ready=True) == {sent["q0"]: True, sent["q2"]: True}
+            assert app.delayq.cancel_all(queue="q3", ready=True) == 1
+            chunk = app.delayq.change_some("cancel", everything=True, state="ready")
+            assert (chunk.changed, [it.queue for it in chunk.lost.queues]) == (1, THERE)
+            with pytest.raises(OperationalError, match="does not answer"):
+                app.delayq.cancel(sent["q1"], ready=True)
 
     @pytest.mark.parametrize(
         ("action", "eta"),

@@ -44,10 +44,11 @@ class TestReading:
         result = delayq.app.tasks["note"].apply_async((1,), countdown=600)
         assert delayq.get(result) is None
         assert delayq.get([result.id, "b"]) == {result.id: None, "b": None}
+        assert delayq.get([result.id, "b"], ready=True) == {result.id: None, "b": None}
         assert delayq.waiting("a key") is None
         assert list(delayq.iter_scheduled()) == []
-        page = delayq.scheduled(queue="celery", text="a")
-        assert (list(page), page.cursor) == ([], None)
+        for page in (delayq.scheduled(queue="celery", text="a"), delayq.scheduled("celery", state="ready")):
+            assert (list(page), page.cursor) == ([], None)
 
     def test_nothing_is_counted(self, delayq: DelayQ) -> None:
         counts = delayq.counts(buckets=3)
@@ -67,7 +68,8 @@ class TestChanging:
     def test_nothing_is_changed(self, delayq: DelayQ) -> None:
         result = delayq.app.tasks["note"].apply_async((1,), countdown=600)
         assert delayq.cancel(result) is False
-        assert delayq.cancel(["a", "b"]) == {"a": False, "b": False}
+        assert delayq.cancel(["a", "b"]) == delayq.cancel(["a", "b"], ready=True) == {"a": False, "b": False}
+        assert delayq.cancel_all(everything=True, ready=True) == 0
         assert delayq.reschedule("a", countdown=60) is False
         assert delayq.run_now("a") is False
         assert delayq.forget("a key") is False

@@ -83,6 +83,7 @@ class TestATask:
             "content_type": "application/x-python-serialize",
             "offered": "1970-01-01T00:00:01+00:00",
             "headers": HEADERS,
+            "state": "delayed",
         }
         assert task.is_task
         assert task.stamps == {"shop": ["eu"]}
