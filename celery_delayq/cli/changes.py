@@ -21,7 +21,7 @@ from celery_delayq.cli.command import (
     usage_errors,
     yes_option,
 )
-from celery_delayq.cli.listing import criteria_of, filters, not_waiting
+from celery_delayq.cli.listing import criteria_of, filters, not_waiting, ready_option
 from celery_delayq.cli.output import print_json, progress, say_changed
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import SPAN, WHEN, at
@@ -36,6 +36,7 @@ _BATCH = 100
 @click.argument("ids", nargs=-1, metavar="[ID]...")
 @filters
 @click.option("--all", "everything", is_flag=True, help="Cancel all waiting tasks.")
+@ready_option("Also cancel tasks that are in their queues.")
 @click.option("--dry-run", is_flag=True, help="Only count the matching tasks. Needs filters or --all.")
 @yes_option
 @json_option
@@ -43,12 +44,13 @@ def cancel(
     ctx: click.Context,
     ids: tuple[str, ...],
     everything: bool,
+    ready: bool,
     dry_run: bool,
     yes: bool,
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Remove waiting tasks for good.
+    """Remove waiting tasks for good, and with --ready those that no worker has fetched.
 
     Give the IDs of the tasks, or filters, or --all.
     """
@@ -59,9 +61,9 @@ def cancel(
         raise click.UsageError("--dry-run works only with filters or --all: to look at one task, use `show ID`")
     with inspecting(ctx.obj.app) as inspector:
         if ids:
-            _change(ctx, ids, "cancelled", inspector.cancel, as_json)
+            _change(ctx, ids, "cancelled", partial(inspector.cancel, ready=ready), as_json, ready=ready)
             return
-        number = _cancel_all(inspector, chosen, dry_run, yes)
+        number = _cancel_all(inspector, chosen, dry_run, yes, ready)
     if as_json:
         print_json({"cancelled": 0 if dry_run else number, "matched": number, "dry_run": dry_run})
     else:
@@ -70,12 +72,12 @@ def cancel(
         ctx.exit(1)
 
 
-def _cancel_all(inspector: Inspector, chosen: dict[str, Any], dry_run: bool, yes: bool) -> int:
+def _cancel_all(inspector: Inspector, chosen: dict[str, Any], dry_run: bool, yes: bool, ready: bool) -> int:
     criteria = criteria_of(inspector, chosen)
 
     def run(what: str, only_count: bool) -> int:
         with progress(what) as told:
-            return inspector.cancel_all(criteria, everything=True, dry_run=only_count, on_progress=told)
+            return inspector.cancel_all(criteria, everything=True, dry_run=only_count, ready=ready, on_progress=told)
 
     if dry_run or not yes:
         number = run("counting", True)
@@ -144,6 +146,8 @@ def _change(
     done: str,
     change: Callable[[Sequence[str]], dict[str, bool]],
     as_json: bool,
+    *,
+    ready: bool = False,
 ) -> None:
     """Change tasks and report which were changed. Exits with 1 if one of them was not waiting."""
     answers: dict[str, bool] = {}
@@ -154,5 +158,5 @@ def _change(
             on_progress(len(answers), len(wanted))
     for task_id, waited in answers.items():
         if not waited:
-            say(f"Error: {not_waiting(task_id)}", err=True)
+            say(f"Error: {not_waiting(task_id, ready)}", err=True)
     say_changed(ctx, answers, done, "task", as_json)

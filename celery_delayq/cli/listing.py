@@ -1,4 +1,4 @@
-"""`celery -A app delayq list` and `show`: look at waiting tasks."""
+"""`celery -A app delayq list` and `show`: look at waiting and at ready tasks."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
+from typing import Any, get_args
 
 import click
 from rich.table import Table
 
 from celery_delayq.cli.broker import check_complete, inspecting, queue_option
-from celery_delayq.cli.command import body_option, command, json_option, page_options, several, usage_errors
+from celery_delayq.cli.command import Decorator, body_option, command, json_option, page_options, several, usage_errors
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -29,7 +29,7 @@ from celery_delayq.cli.times import WHEN, at, shown, shown_span
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.pages import Criteria, Page
-from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.inspector.task import ScheduledTask, State
 from celery_delayq.queue.scripts import MAX_PAGE
 
 #: The options that select tasks; see `criteria_of`.
@@ -56,8 +56,15 @@ def criteria_of(inspector: Inspector, chosen: Mapping[str, Any]) -> Criteria:
         return Criteria.of(**{**chosen, **times})
 
 
-def not_waiting(task_id: str) -> str:
-    """Return the message for a task that is not waiting."""
+def ready_option(text: str) -> Decorator:
+    """Return the option `--ready`."""
+    return click.option("--ready", is_flag=True, help=text)
+
+
+def not_waiting(task_id: str, ready: bool) -> str:
+    """Return the message for a task that is not waiting; with `ready`, that is not in a queue either."""
+    if ready:
+        return f"task {task_id} is neither waiting nor in a queue: a worker has it or had it, or it was cancelled"
     return (
         f"task {task_id} is not waiting: it may be in its queue or with a worker, may have run, may have been "
         "cancelled, or was never delayed; a task that Java offered is not found by its id, but by `cancel --task` and "
@@ -118,10 +125,17 @@ def _batches(inspector: Inspector, criteria: Criteria, limit: float, cursor: str
 
 @command("list")
 @filters
+@click.option(
+    "--state",
+    type=click.Choice(get_args(State)),
+    default="delayed",
+    show_default=True,
+    help="Show tasks that wait, or those that are in their queues.",
+)
 @page_options("tasks")
 @json_option
 def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, as_json: bool, **chosen: Any) -> None:
-    """Show waiting tasks of all queues, in due order."""
+    """Show waiting tasks of all queues, in due order; or ready ones, queue by queue, as workers will take them."""
     number, lost = 0, Lost()
     with inspecting(ctx.obj.app) as inspector, usage_errors():
         criteria = criteria_of(inspector, chosen)
@@ -130,21 +144,22 @@ def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, 
             if page.tasks:
                 print_rows((task.to_dict() for task in page), as_json, partial(task_table, page))
     if not (number or lost or as_json):
-        say("No waiting tasks match.", err=True)
+        say(f"No {'ready' if chosen['state'] == 'ready' else 'waiting'} tasks match.", err=True)
     say_rest(cursor, "tasks", as_json)
     check_complete(lost)
 
 
 @command("show")
 @click.argument("task_id", metavar="ID")
+@ready_option("Also look for it in the queues.")
 @body_option
 @json_option
-def show(ctx: click.Context, task_id: str, with_body: bool, as_json: bool) -> None:
-    """Show a waiting task in full. Nothing is unpickled."""
+def show(ctx: click.Context, task_id: str, ready: bool, with_body: bool, as_json: bool) -> None:
+    """Show a waiting task in full, or with --ready one that no worker has fetched. Nothing is unpickled."""
     with inspecting(ctx.obj.app) as inspector:
-        task = inspector.get([task_id])[task_id]
+        task = inspector.get([task_id], ready=ready)[task_id]
     if task is None:
-        raise click.ClickException(not_waiting(task_id))
+        raise click.ClickException(not_waiting(task_id, ready))
     fields = task.to_dict()
     if with_body:
         fields["body"] = task.body

@@ -84,6 +84,20 @@ class TestCancel:
         is_wrong_use(command("cancel", *arguments), "give either task ids, or filters", "or --all")
         assert left(app) == ["an-id"]
 
+    def test_tasks_in_their_queues(self, app: Celery, command: Command, waiting: DelayedQueue) -> None:
+        waits, *tasks = publish(app), *(app.tasks["note"].delay().id for _ in range(3))
+        assert command("cancel", tasks[0]).code == 1
+        assert command("cancel", tasks[0], waits, "--ready").stdout == "2 tasks cancelled.\n"
+        done = command("cancel", tasks[0], "--ready")
+        assert done.code == 1
+        assert done.stderr.startswith(f"Error: task {tasks[0]} is neither waiting nor in a queue: a worker has it")
+        assert command("cancel", "--task", "note", "--yes").stdout == "0 tasks cancelled.\n"
+        with nothing_changes(waiting.client):
+            done = command("cancel", "--task", "note", "--ready", "--dry-run")
+            assert done.stdout == "2 tasks would be cancelled.\n"
+        assert command("cancel", "--all", "--ready", "--yes").stdout == "2 tasks cancelled.\n"
+        assert list(app.delayq.scheduled(state="ready")) == []
+
     def test_a_dry_run_is_for_filters(self, command: Command) -> None:
         is_wrong_use(command("cancel", "an-id", "--dry-run"), "--dry-run works only with filters")
 

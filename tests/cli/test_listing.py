@@ -18,6 +18,7 @@ pytestmark = pytest.mark.on_cluster(always=True)
 
 #: What docs/cli.md promises of a task.
 KEYS = {
+    "state",
     "id",
     "name",
     "args",
@@ -131,6 +132,29 @@ class TestList:
         is_wrong_use(command("list", "--limit", 0), "--limit")
         is_wrong_use(command("list", "--text", ""), "text must not be empty")
         is_wrong_use(command("list", "--cursor", "nonsense"), "must be the cursor of a page, not 'nonsense'")
+
+
+class TestReady:
+    def test_the_tasks_in_the_queues(self, app: Celery, command: Command) -> None:
+        publish(app)
+        first, second = (app.tasks["note"].apply_async(queue="other").id for _ in range(2))
+        rows = command("list", "--state", "ready", "--json").json()
+        assert [(row["id"], row["state"], row["queue"]) for row in rows] == [
+            (first, "ready", "other"),
+            (second, "ready", "other"),
+        ]
+        assert all(row.keys() == KEYS for row in rows)
+        done = command("list", "--state", "ready", "--limit", "1")
+        assert first in done.stdout
+        assert second not in done.stdout
+        assert "No ready tasks match." in command("list", "--state", "ready", "--task", "nobody").stderr
+        is_wrong_use(command("list", "--state", "running"), "'running' is not one of 'delayed', 'ready'")
+
+    def test_one_of_them(self, app: Celery, command: Command) -> None:
+        task_id = app.tasks["note"].delay().id
+        (shown,) = command("show", task_id, "--ready", "--json").json()
+        assert (shown["id"], shown["state"]) == (task_id, "ready")
+        failed(command("show", "nobody", "--ready"), "task nobody is neither waiting nor in a queue", "a worker has it")
 
 
 class TestShow:
