@@ -210,6 +210,84 @@ def test_at_most_a_thousand_are_selected(app: Celery, user: User) -> None:
     assert "1 task cancelled." in twice.page.text
 
 
+# -- tasks in their queues
+
+
+READY = {"state": "ready"}
+
+
+def test_tasks_in_their_queues_are_listed_and_cancelled(app: Celery, user: User, client: redis.Redis) -> None:
+    publish(app, 3, prefix="r", countdown=None)
+    publish(app, 1)
+    listed = user.get("/waiting", READY)
+    assert boxes(listed) == ["r0", "r1", "r2"]
+    assert "3 tasks are in their queues" in listed.page.text
+    actions = {value for form in listed.page.forms for name, value in form.buttons if name == "action"}
+    assert actions == {"cancel"}
+    client.rpop("celery")
+    question = user.submit(listed, "cancel", all_boxes)
+    assert question.title == "Cancel 2 tasks"
+    assert "1 is no longer waiting." in question.page.text
+    answer = user.submit(question, "cancel")
+    assert "2 tasks cancelled. 1 was already delivered, or cancelled." in answer.page.text
+    assert answer.page.form("cancel").action == "waiting?state=ready"
+    assert boxes(answer) == []
+    assert boxes(user.get("/waiting")) == ["t0"]
+
+
+def test_all_that_match_in_their_queues_are_cancelled(app: Celery, user: User, client: redis.Redis) -> None:
+    publish(app, 2500, countdown=None)
+    publish(app, 2, "shop.orders.ship", "other", countdown=None)
+    publish(app, 1, prefix="w")
+    query = {**READY, "task": "shop.orders.remind"}
+    question = user.post("/waiting", {"action": "cancel", "scope": "matching"}, query)
+    assert "State: ready" in question.page.text
+    last, steps = follow(user, user.submit(question, "cancel"), "cancel")
+    assert steps >= 3
+    assert counts(last) == [2500]
+    assert client.llen("celery") == 2
+    assert DelayedQueue(client, "celery").count() == 1
+
+
+@pytest.mark.parametrize("action", ["run_now", "reschedule"])
+def test_tasks_in_their_queues_can_only_be_cancelled(app: Celery, user: User, client: redis.Redis, action: str) -> None:
+    publish(app, 1, countdown=None)
+    assert user.act("/waiting", action, READY, scope="matching", when="2h").status == 400
+    assert "0 tasks" in user.act("/waiting", action, READY, id="t0", when="2h").page.text
+    assert client.llen("celery") == 1
+
+
+@pytest.mark.parametrize("ready", [True, False])
+def test_whoever_cancels_chooses_whether_also_in_the_queue(
+    app: Celery, user: User, client: redis.Redis, ready: bool
+) -> None:
+    publish(app, 1)
+    question = user.submit(user.get("/waiting"), "cancel", all_boxes)
+    app.delayq.run_now("t0")
+    assert question.page.form("cancel").boxes == [("ready", "yes")]
+    user.submit(question, "cancel", [("ready", "yes")] if ready else [])
+    assert client.llen("celery") == (0 if ready else 1)
+
+
+def test_a_task_that_does_not_wait_is_looked_for_in_the_queues(app: Celery, user: User) -> None:
+    publish(app, 1, countdown=None)
+    gone = user.get("/task", {"id": "t0"})
+    assert gone.status == 404
+    assert "task?id=t0&ready=yes" in gone.page.values("href")
+    found = user.get("/task", {"id": "t0", "ready": "yes"})
+    assert found.status == 200
+    assert "in its queue; no worker has it" in found.page.text
+    question = user.submit(found, "cancel")
+    assert "1 task cancelled." in user.submit(question, "cancel").page.text
+    nowhere = user.get("/task", {"id": "t0", "ready": "yes"})
+    assert nowhere.status == 404
+    assert "neither waiting nor in a queue" in nowhere.page.text
+
+
+def test_a_state_that_there_is_not(user: User) -> None:
+    assert user.get("/waiting", {"state": "running"}).status == 400
+
+
 # -- all that match
 
 

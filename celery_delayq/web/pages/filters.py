@@ -1,4 +1,4 @@
-"""What the URL of a list selects: the filter of waiting tasks, and ids of any text."""
+"""What the URL of a list selects: the filter of waiting or ready tasks, and ids of any text."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from celery_delayq.web.access import Refusal
 from celery_delayq.web.request import FROM_BYTES, TO_BYTES, Params
 
 #: Names of the fields.
-FIELDS = ("queue", "task", "due_after", "due_before", "text")
+FIELDS = ("state", "queue", "task", "due_after", "due_before", "text")
 
 #: A longer id is no id that anybody chose. It is shown, but nothing can be done with it here.
 LONGEST_ID = 500

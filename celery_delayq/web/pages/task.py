@@ -1,4 +1,4 @@
-"""Task: one waiting task in full. Nothing of it is unpickled."""
+"""Task: one waiting or ready task in full. Nothing of it is unpickled."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def _show(view: View) -> Response:
     task_id = view.request.query.get("id")
     if not task_id:
         raise Refusal(400, "The URL names no task.")
+    ready = view.request.query.get("ready") == "yes"
     with view.broker.inspector() as inspector:
-        task = inspector.get([task_id])[task_id]
+        task = inspector.get([task_id], ready=ready)[task_id]
         node = None if task is None else inspector.lists.node_of(inspector.lists.parse(task.broker_list))
     if task is None:
-        return view.page("task_gone.html", 404, task_id=task_id)
+        return view.page("task_gone.html", 404, task_id=task_id, ready=ready)
     return view.page(
         "task.html",
         task=task,
@@ -31,7 +32,7 @@ def _show(view: View) -> Response:
         headers=task.headers,
         id_key=id_key(task_id),
         can_act=len(task_id) <= LONGEST_ID,
-        is_live=True,
+        is_live=not ready,  # it takes a search of the queues
     )
 
 

@@ -1,4 +1,4 @@
-"""Waiting: a list of waiting tasks in due order, and what can be done with some of them or with all that match."""
+"""Waiting: waiting tasks in due order, or ready ones; what can be done with some of them, or all that match."""
 
 from __future__ import annotations
 
@@ -71,6 +71,7 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
         400 if error else 200,
         filter=query,
         params=fields,
+        is_ready=_is_ready(view),
         is_search=criteria.is_search,
         error=error,
         # A page without tasks is false, but it may have a cursor, or name queues that are away.
@@ -86,6 +87,10 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
         message=done,
         is_live=not done and not error,
     )
+
+
+def _is_ready(view: View) -> bool:
+    return view.request.query.get("state") == "ready"
 
 
 def _task_names(view: View) -> list[str]:
@@ -114,7 +119,7 @@ def _act_on_ids(view: View, action: Action) -> Response:
     what = ", ".join(ids)
     with view.broker.inspector() as inspector:
         if action == "cancel":
-            answers = inspector.cancel(ids)
+            answers = inspector.cancel(ids, ready=_is_ready(view) or form.get("ready") == "yes")
         elif action == "run_now":
             answers = inspector.run_now(ids)
         else:
@@ -133,7 +138,8 @@ def _ask_about_ids(view: View, ids: Sequence[str], error: Any = None) -> Respons
     lines: list[str] = []
     with view.broker.inspector() as inspector:
         for start in range(0, len(ids), _HELD):
-            lines += map(_line, filter(None, inspector.get(ids[start : start + _HELD]).values()))
+            found = inspector.get(ids[start : start + _HELD], ready=_is_ready(view))
+            lines += map(_line, filter(None, found.values()))
     gone = len(ids) - len(lines)
     ngettext = view.language.ngettext
     note = ngettext("%(number)s is no longer waiting.", "%(number)s are no longer waiting.", gone)
@@ -146,6 +152,7 @@ def _ask_about_ids(view: View, ids: Sequence[str], error: Any = None) -> Respons
         fields=[("id", id_key(task_id)) for task_id in ids],
         error=error,
         is_void=not lines,
+        offers_ready=view.request.form.get("action") == "cancel" and not _is_ready(view),
     )
 
 
@@ -229,6 +236,7 @@ def _back(view: View) -> str:
 def _named(view: View) -> list[Any]:
     """Return the fields of the filter as the form names them, with their values."""
     labels = {
+        "state": view._("State"),
         "queue": view._("Queue"),
         "task": view._("Task"),
         "due_after": view._("Due from"),

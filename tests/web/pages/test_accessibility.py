@@ -28,7 +28,7 @@ _TOO_WIDE = """new Promise(done => requestAnimationFrame(() => requestAnimationF
         pytest.param(DESKTOP, "light", id="desktop", marks=pytest.mark.thorough),
     ],
 )
-@pytest.mark.parametrize("path", ["", "waiting", "dead"])
+@pytest.mark.parametrize("path", ["", "waiting", "waiting?state=ready", "dead"])
 def test_pages_break_no_rule(
     visit: Visits, url: str, app: Celery, client: redis.Redis, path: str, size: tuple[int, int], scheme: Scheme
 ) -> None:
@@ -82,7 +82,15 @@ def test_no_hostile_text_makes_a_page_wider_or_breaks_a_rule(
 ) -> None:
     fill_hostile(app, client, large=False)
     page = visit(url, size=size, scheme=scheme)
-    for path in ("", "waiting", "waiting?queue=celery", "dead?queue=celery", "periodic", "workers"):
+    for path in (
+        "",
+        "waiting",
+        "waiting?state=ready",
+        "waiting?queue=celery",
+        "dead?queue=celery",
+        "periodic",
+        "workers",
+    ):
         page.goto(f"{url}{path}")
         open_details(page)
         assert (path, page.evaluate(_TOO_WIDE)) == (path, 0)

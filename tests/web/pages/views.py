@@ -37,6 +37,8 @@ def views(page: Page, watch: Watch, url: str, app: Celery, client: redis.Redis) 
             f"?from={4_000_000_000_000}&span=3600",
             "waiting",
             "waiting?queue=mail&text=shop",
+            "waiting?state=ready",
+            f"task?id={filled.ready}&ready=yes",
         ),
         *(
             "waiting?task=nothing",
@@ -49,7 +51,14 @@ def views(page: Page, watch: Watch, url: str, app: Celery, client: redis.Redis) 
         *(f"task?id={filled.waiting[what]}" for what in ("expires", "mail 1", "chord 0")),
         *(f"letter?queue=celery&letter={letter}" for letter in letters),
         *(f"entry?name={name}" for name in filled.periodic),
-        *("task?id=gone", "letter?queue=celery&letter=gone", "entry?name=gone", "nowhere", "task"),
+        *(
+            "task?id=gone",
+            "task?id=gone&ready=yes",
+            "letter?queue=celery&letter=gone",
+            "entry?name=gone",
+            "nowhere",
+            "task",
+        ),
     ]
     for path in paths:
         page.goto(f"{url}{path}")
