@@ -78,6 +78,10 @@ WRITES: dict[str, tuple[Callable[[Celery], Any], Callable[[Celery, Any], object]
     "a countdown": (lambda app: None, lambda app, _: delay(app, "new")),
     "no countdown": (lambda app: None, lambda app, _: delay(app, "new", None)),
     "cancel": (lambda app: None, lambda app, _: app.delayq.cancel("waiting")),
+    "cancel, ready": (
+        lambda app: app.delayq.run_now("waiting"),
+        lambda app, _: app.delayq.cancel("waiting", ready=True),
+    ),
     "reschedule": (lambda app: None, lambda app, _: app.delayq.reschedule("waiting", countdown=2 * HOUR)),
     "run_now": (lambda app: None, lambda app, _: app.delayq.run_now("waiting")),
     "update": (lambda app: None, lambda app, _: app.delayq.update("waiting", args=(1,))),

@@ -12,6 +12,7 @@ import redis
 from celery import Celery
 from playwright.sync_api import Page, expect
 
+from celery_delayq import DelayedQueue
 from tests.web.hostile import SURROGATE, TEXTS, fill_hostile
 from tests.web.pages.lists import press, rows
 from tests.web.visit import Visits
@@ -150,3 +151,25 @@ def test_actions_on_hostile_tasks(page: Page, url: str, app: Celery) -> None:
     )
     expect_harmless(page)
     assert len(list(app.delayq.iter_scheduled(queue="celery"))) == before - number + 2
+
+
+@pytest.mark.thorough
+def test_ready_tasks(page: Page, url: str, client: redis.Redis) -> None:
+    """They are shown, and all that can be selected is cancelled, except for one whose id is a list."""
+    client.lpush("celery", *(entry.payload for entry in DelayedQueue(client, "celery").peek(100)))
+    page.goto(f"{url}waiting?state=ready")
+    expect_harmless(page)
+    for each in links(page, "td.id a")[:5]:
+        page.goto(each)
+        expect_harmless(page)
+    page.goto(f"{url}waiting?state=ready")
+    page.get_by_role("checkbox", name="Select all on this page").check()
+    number = rows(page).get_by_role("checkbox", checked=True).count()
+    assert number > 20
+    press(page, "Cancel …")
+    expect_harmless(page)
+    press(page, "Cancel for good")
+    expect(page.get_by_role("status")).to_have_text(
+        f"{number - 1} tasks cancelled. 1 was already delivered, or cancelled."
+    )
+    expect_harmless(page)
