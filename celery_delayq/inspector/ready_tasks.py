@@ -112,7 +112,8 @@ def get(lists: BrokerLists, task_ids: Iterable[str]) -> tuple[dict[str, Schedule
     found: dict[str, ScheduledTask] = {}
 
     def look(broker_list: BrokerList, queue: DelayedQueue) -> None:
-        for step in _search_ids(queue, wanted - found.keys(), take_back=False):
+        missing = wanted - found.keys()
+        for step in _search_ids(queue, missing, take_back=False) if missing else ():
             found.update((_id_of(raw), ready_task(raw, broker_list, now_ms)) for raw in step.matching)
             if len(found) == len(wanted):
                 return
@@ -225,6 +226,8 @@ def change(
         first = lists.parse(name)
         todo = [found for found in todo if _order(found) >= _order(first)]
         place = place if todo[:1] == [first] else START
+    if not todo:
+        yield Step(0, [], 0, None), None, lost
     for at, broker_list in enumerate(todo, 1):
         matches = _matching(criteria, broker_list, now_ms)
         queue = lists.delayed_queue(broker_list)
@@ -242,7 +245,7 @@ def change(
 
 
 def _read_place(name: str, skip: int, taken: int | None) -> tuple[str, Place]:
-    if not isinstance(name, str) or type(skip) is not int or type(taken) not in (int, type(None)):
+    if not isinstance(name, str) or not _is_number(skip) or not (taken is None or _is_number(taken)):
         raise TypeError("a place must be a name and whole numbers")
     return name, Place(skip, taken)
 
@@ -320,6 +323,11 @@ def _hash_of(message: bytes) -> str:
 
 
 def _read_last(name: str, skip: int, last: str) -> tuple[str, int, str]:
-    if not isinstance(name, str) or type(skip) is not int or not isinstance(last, str):
+    if not isinstance(name, str) or not _is_number(skip) or not isinstance(last, str):
         raise TypeError("a place must be a name, a number and a hash")
     return name, skip, last
+
+
+def _is_number(found: object) -> bool:
+    """Return whether a value of a cursor can be a number of messages; larger ones are none to a script."""
+    return type(found) is int and 0 <= found < 2**53

@@ -79,14 +79,17 @@ def test_it_refuses_a_broker_that_is_not_ours(redis_server: PrivateRedis, ledger
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize("ready", [False, True])
 def test_at_the_very_moment_of_the_transfer_either_it_or_the_worker_gets_the_task(
-    app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger
+    app: Celery, waiting: DelayedQueue, broker_url: str, ledger: Ledger, ready: bool
 ) -> None:
     # Without a lead: on a busy machine it rises, and then nothing waits any more at the moment it is due.
     conf = {"delayq_transfer_lead": 0.0}
     with Worker(broker=broker_url, ledger=ledger.url, conf=conf):
         cancelled: set[str] = set()
-        due_ms = take_back_when_due(app, lambda task_id: app.delayq.cancel(task_id) and cancelled.add(task_id))
+        due_ms = take_back_when_due(
+            app, lambda task_id: app.delayq.cancel(task_id, ready=ready) and cancelled.add(task_id)
+        )
         promised = {task_id: due for task_id, due in due_ms.items() if task_id not in cancelled}
         wait_until(lambda: ledger.has(promised), "all that were not cancelled ran", 20)
         last = app.tasks["note"].apply_async(countdown=0.1)

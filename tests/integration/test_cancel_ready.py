@@ -12,6 +12,7 @@ from celery import Celery, chain, chord, group
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, Unique
+from celery_delayq.queue.cursors import encode
 from tests.brokers import list_for
 from tests.integration.long_tasks import in_flight, long_worker, open_gate, task_ids
 from tests.ledger import Ledger
@@ -263,5 +264,6 @@ class TestCancelAll:
         assert len(app.delayq.scheduled(state="ready")) == 7
         with pytest.raises(ValueError, match="ready tasks can be cancelled, not 'run_now'"):
             app.delayq.change_some("run_now", task="note", state="ready")
-        with pytest.raises(ValueError, match="cursor must be the cursor"):
-            app.delayq.change_some("cancel", task="note", state="ready", cursor="WzEsMl0")
+        for wrong in ([1, 2], ["celery", -1, 0], ["celery", 2**70, None], ["celery", 1, "x"], ["celery", True, 0]):
+            with pytest.raises(ValueError, match="cursor must be the cursor"):
+                app.delayq.change_some("cancel", task="note", state="ready", cursor=encode(wrong))

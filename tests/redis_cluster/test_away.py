@@ -336,6 +336,8 @@ class TestApi:
             assert app.delayq.cancel_all(queue="q3", ready=True) == 1
             chunk = app.delayq.change_some("cancel", everything=True, state="ready")
             assert (chunk.changed, [it.queue for it in chunk.lost.queues]) == (1, THERE)
+            chunk = app.delayq.change_some("cancel", queue="q5", state="ready")
+            assert (chunk.changed, [it.queue for it in chunk.lost.queues]) == (0, ["q5"])
             with pytest.raises(OperationalError, match="does not answer"):
                 app.delayq.cancel(sent["q1"], ready=True)
 
