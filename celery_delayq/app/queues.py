@@ -54,6 +54,8 @@ class Queues:
         time is on exactly one page. A task that is offered or moved in the meantime is on one page or none. A task
         that is rescheduled may be on any number of pages.
 
+        Ready tasks come queue by queue, the oldest first. One that stays in its queue is on a page, and seldom on two.
+
         Args:
             queue: only tasks of this queue.
             task: only tasks of this name.
@@ -61,15 +63,13 @@ class Queues:
             due_before: only tasks due before this time.
             limit: maximum number of tasks per page, 1 to 1,000.
             cursor: cursor of the previous page.
-            text: only tasks whose arguments contain this text, as `ScheduledTask.args` and `kwargs` show them. Upper
-                and lower case differ.
+            text: only tasks whose arguments, as `ScheduledTask.args` and `kwargs` show them, contain this very text.
             state: `"delayed"`, or `"ready"` for tasks that are in their queues.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Page.lost` names them.
             timeout: see `DelayQ`.
 
         Raises:
-            ValueError: `limit` or a time is out of range, `cursor` is not a valid cursor, `text` is empty, or there is
-                no such state.
+            ValueError: `limit` or a time is out of range, or `cursor`, `text` or `state` is not a valid one.
         """
         from celery_delayq.inspector import pages
 
@@ -200,9 +200,8 @@ class Queues:
 
         Raises:
             TypeError: `eta` is missing, or given for another action.
-            ValueError: no criterion was given and `everything` is False, there is no such action, ready tasks shall be
-                rescheduled or run now, `limit` or a time is out of range, `text` is empty, or `cursor` is not a valid
-                cursor.
+            ValueError: no criterion was given and `everything` is False, there is no such action, or none for ready
+                tasks, `limit` or a time is out of range, or `text` or `cursor` is not a valid one.
         """
         criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text, state=state)
         from celery_delayq.inspector.bulk import change_some

@@ -50,6 +50,9 @@ def use() -> None:
     task = delayq.waiting(remind.s(1)) or delayq.waiting("remind:42")
     print(task and task.due, delayq.forget("remind:42"))
     print(delayq.cancel("a", timeout=1) is True, delayq.counts(timeout=timedelta(seconds=1)).queues)
+    in_queue = delayq.get("a", ready=True)
+    print(in_queue and in_queue.state, delayq.cancel("a", ready=True) is True, delayq.cancel(["a"], ready=True)["a"])
+    print([found.state for found in delayq.scheduled("mail", state="ready")])
     try:
         app.send_task("shop.remind", (1,), unique=Unique(key="x"))
     except KeyHeld as exc:
@@ -61,9 +64,10 @@ async def use_in_a_coroutine() -> None:
     task: ScheduledTask | None = await delayq.aget(sent.id)
     cancelled: bool = await delayq.acancel("a", timeout=timedelta(seconds=1))
     number: int = await delayq.aapply_async_many([remind.s(1)], results=False)
-    page: Page = await delayq.ascheduled("mail", limit=3)
+    page: Page = await delayq.ascheduled("mail", limit=3, state="ready")
+    in_queue: bool = await delayq.acancel("a", ready=True)
     entry: PeriodicTask = await delayq.schedule.apause("report")
-    print(task, cancelled, number, page, entry, [found.due async for found in delayq.aiter_scheduled()])
+    print(task, cancelled, number, page, in_queue, entry, [found.due async for found in delayq.aiter_scheduled()])
 """
 
 
