@@ -118,7 +118,7 @@ CALLS: dict[str, tuple[dict[str, Any], Any]] = {
     "leave": ({"consumer": "me"}, 1),
     "count": ({"now_s": 1000, "numbers": {}}, 0),
     "spread": ({"edges_ms": []}, []),
-    "measure": ({"spans_ms": []}, [b"1000", 0, 0, 0, b"", 0, b"", [b"consumer", b"1"], [], [b"what", b"1"]]),
+    "measure": ({"spans_ms": []}, [b"1000", 0, 0, 0, b"", 0, b"", [b"consumer", b"1"], [], [b"what", b"1"], 0]),
     "plan": ({"step": schedule_scripts.Step("e", "q", Seen(), b"s")}, [1, b"1000", b"s", b"0", 0]),
     "record": ({"changes": []}, [1]),
     "announce": ({"app": "a", "configuration": "c", "lifetime_ms": 1}, [b"c", b"1000", b"1000", b"1000"]),

@@ -51,7 +51,7 @@ def use() -> None:
     print(task and task.due, delayq.forget("remind:42"))
     print(delayq.cancel("a", timeout=1) is True, delayq.counts(timeout=timedelta(seconds=1)).queues)
     in_queue = delayq.get("a", ready=True)
-    print(in_queue and in_queue.state, delayq.cancel("a", ready=True) is True, delayq.cancel(["a"], ready=True)["a"])
+    print(in_queue and in_queue.state, delayq.cancel("a", ready=True) is True, delayq.cancel(["a"], ready=True))
     print([found.state for found in delayq.scheduled("mail", state="ready")])
     try:
         app.send_task("shop.remind", (1,), unique=Unique(key="x"))
