@@ -137,6 +137,12 @@ class TestUniqueKeys:
         second = app.tasks["note"].apply_async(unique=unique)
         assert app.delayq.was_new(second)
 
+    def test_a_key_of_a_period_stays(self, app: Celery) -> None:
+        unique = Unique(key="rebuild:7", period=timedelta(hours=1))
+        first = app.tasks["note"].apply_async(unique=unique)
+        assert app.delayq.cancel(first, ready=True)
+        assert not app.delayq.was_new(app.tasks["note"].apply_async(unique=unique))
+
     def test_the_key_of_a_retry_stays(self, app: Celery) -> None:
         unique = Unique(key="rebuild:7", for_="until_done")
         first = app.tasks["note"].apply_async(unique=unique)
