@@ -27,13 +27,16 @@ if TYPE_CHECKING:
         NotAllSent,
         UnknownEntry,
         UnknownQueue,
+        UnknownTask,
         UnsupportedServer,
     )
+    from celery_delayq.health.finding import Finding
     from celery_delayq.inspector.backup import Imported, Released
     from celery_delayq.inspector.bulk import Chunk
     from celery_delayq.inspector.consumers import Consumers
     from celery_delayq.inspector.counts import Counts
     from celery_delayq.inspector.histogram import Histogram
+    from celery_delayq.inspector.history import History
     from celery_delayq.inspector.pages import Page
     from celery_delayq.inspector.task import ScheduledTask
     from celery_delayq.options.task import Task
@@ -62,7 +65,9 @@ __all__ = [
     "DeliveryLimitReached",
     "Entry",
     "EntryExists",
+    "Finding",
     "Histogram",
+    "History",
     "Imported",
     "InvalidEntry",
     "InvalidEta",
@@ -83,6 +88,7 @@ __all__ = [
     "Unique",
     "UnknownEntry",
     "UnknownQueue",
+    "UnknownTask",
     "UnsupportedServer",
     "__version__",
     "register",
@@ -100,7 +106,9 @@ _MODULES = {
     "DelayQ": "app",
     "DelayedQueue": "queue.delayed_queue",
     "Entry": "queue.entry",
+    "Finding": "health.finding",
     "Histogram": "inspector.histogram",
+    "History": "inspector.history",
     "Imported": "inspector.backup",
     "NotReplicated": "transport.replicas",
     "Page": "inspector.pages",

@@ -59,6 +59,7 @@ GIVEN = {
     """,
     "delayed-queue.md": "",
     "failover.md": "",
+    "health.md": "",
     "many-tasks.md": "users = millions_of_users = range(3)",
     "metrics.md": """
         from fastapi import FastAPI

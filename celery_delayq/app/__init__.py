@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, ov
 from celery import Celery, signals
 from kombu.utils.imports import symbol_by_name
 
+from celery_delayq.app.changes import Updates
 from celery_delayq.app.coroutines import ForCoroutines
 from celery_delayq.app.dead import Dead
-from celery_delayq.app.updates import Updates
 from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.times import Time
 from celery_delayq.options.scheduler import warn_of_another
@@ -25,6 +25,7 @@ from celery_delayq.transport import register
 from celery_delayq.transport.threads import in_a_thread
 
 if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
+    from celery.app.task import Task
     from celery.canvas import Signature
     from celery.result import AsyncResult
 
@@ -96,6 +97,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
     Raises:
         TypeError: an argument has the wrong type, or a task is neither an id nor a result.
         UnknownQueue: there is no queue of the given name. A queue in which nothing waits is no error.
+        UnknownTask: nothing was found for a task of the given name, and the app has a task of a similar one instead.
         kombu.exceptions.OperationalError: the server cannot be reached, or refuses a command. If the connection was
             lost during the call, the change may or may not have happened; repeat the call to be sure.
         ConfigurationError: the app's broker URL is neither a `delayq://` nor a `memory://` URL.
@@ -137,11 +139,12 @@ class DelayQ(Updates, ForCoroutines, Dead):
         return self._each(task_id, lambda inspector, ids: inspector.get(ids, ready=ready))
 
     @ends_in_time
-    def waiting(self, key: str | Signature, *, timeout: Timeout = None) -> ScheduledTask | None:
+    def waiting(self, key: str | Task | Signature, *, timeout: Timeout = None) -> ScheduledTask | None:
         """Return the task that waits and holds a unique key, or None; see `Unique`.
 
         Args:
-            key: the key; or the signature of a task that has `unique`, as in `waiting(remind.s(42))`.
+            key: the key; or the signature of a task that has `unique`, as in `waiting(remind.s(42))`; or the task, if
+                it is called without arguments.
             timeout: see `DelayQ`.
 
         Raises:
@@ -151,7 +154,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
             return inspector.holding(self._key_of(key))
 
     @ends_in_time
-    def forget(self, key: str | Signature, *, timeout: Timeout = None) -> bool:
+    def forget(self, key: str | Task | Signature, *, timeout: Timeout = None) -> bool:
         """Give up a unique key, whoever holds it: that task goes on as it is, and another one may hold the key.
 
         Args:
@@ -369,7 +372,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
             found = ask(inspector, ids)
             return found[ids[0]] if is_one else found
 
-    def _key_of(self, key: str | Signature) -> str:
+    def _key_of(self, key: str | Task | Signature) -> str:
         return key if isinstance(key, str) else key_of(self.app, key)
 
 

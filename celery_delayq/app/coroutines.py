@@ -1,4 +1,4 @@
-"""What `DelayQ` does for coroutines: the methods of `Queues` with an `a` in front, and `asend`."""
+"""What `DelayQ` does for coroutines: the methods for queues with an `a` in front, and `asend`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from celery_delayq.app.queues import Queues
+from celery_delayq.app.changes import Many
 from celery_delayq.basics.deadline import Timeout, within
 from celery_delayq.basics.times import Time
 from celery_delayq.transport.threads import in_a_thread, threads
@@ -15,28 +15,33 @@ if TYPE_CHECKING:
     from celery.result import AsyncResult
 
     from celery_delayq.inspector.task import ScheduledTask, State
+    from celery_delayq.transport.named import Named
 
 
-class ForCoroutines(Queues):
-    """`Queues` with methods for coroutines of asyncio. `DelayQ` has its own methods for them beside the others."""
+class ForCoroutines(Many):
+    """`Many` with methods for coroutines of asyncio. `DelayQ` has its own methods for them beside the others."""
 
-    ascheduled = in_a_thread(Queues.scheduled)
-    acancel_all = in_a_thread(Queues.cancel_all)
-    achange_some = in_a_thread(Queues.change_some)
-    acounts = in_a_thread(Queues.counts)
-    ahistogram = in_a_thread(Queues.histogram)
-    aconsumers = in_a_thread(Queues.consumers)
-    apause = in_a_thread(Queues.pause)
-    aresume = in_a_thread(Queues.resume)
-    apaused = in_a_thread(Queues.paused)
-    aexport = in_a_thread(Queues.export)
-    aimport_ = in_a_thread(Queues.import_)
-    arelease = in_a_thread(Queues.release)
+    ascheduled = in_a_thread(Many.scheduled)
+    acancel_all = in_a_thread(Many.cancel_all)
+    areschedule_all = in_a_thread(Many.reschedule_all)
+    arun_now_all = in_a_thread(Many.run_now_all)
+    achange_some = in_a_thread(Many.change_some)
+    acounts = in_a_thread(Many.counts)
+    ahistogram = in_a_thread(Many.histogram)
+    aconsumers = in_a_thread(Many.consumers)
+    ahistory = in_a_thread(Many.history)
+    acheck = in_a_thread(Many.check)
+    apause = in_a_thread(Many.pause)
+    aresume = in_a_thread(Many.resume)
+    apaused = in_a_thread(Many.paused)
+    aexport = in_a_thread(Many.export)
+    aimport_ = in_a_thread(Many.import_)
+    arelease = in_a_thread(Many.release)
 
     async def aiter_scheduled(
         self,
         queue: str | None = None,
-        task: str | None = None,
+        task: Named | None = None,
         due_after: Time | None = None,
         due_before: Time | None = None,
         *,

@@ -15,6 +15,7 @@ if TYPE_CHECKING:  # what a producer does not need is imported by the method tha
 
     from celery_delayq.inspector import Inspector
     from celery_delayq.inspector.letters import DeadLetter, DeadPage
+    from celery_delayq.transport.named import Named
 
 
 class DeadFilters(TypedDict, total=False):
@@ -22,14 +23,14 @@ class DeadFilters(TypedDict, total=False):
 
     Attributes:
         reason: only those with this reason, see `DeadLetter`: `"failed"` for failed tasks.
-        task: only tasks of this name.
+        task: only calls of this task: the task, its name, or a signature.
         after: only those set aside at this time or later.
         before: only those set aside before this time.
         text: only those whose arguments, or whose error, contain this text.
     """
 
     reason: str | None
-    task: str | None
+    task: Named | None
     after: Time | None
     before: Time | None
     text: str | None
@@ -39,6 +40,7 @@ class Dead:
     """The methods of `DelayQ` for dead letters."""
 
     _inspector: Callable[[str], AbstractContextManager[Inspector]]
+    _check_names: Callable[[Inspector, str | None, Named | None], None]
 
     @ends_in_time
     def dead(
@@ -70,8 +72,8 @@ class Dead:
         criteria = LetterCriteria.of(**filters)
         with self._inspector("cannot list dead letters") as inspector:
             page = inspector.dead_letters(queue).page(cursor, limit, criteria.matches)
-            if not (page.letters or cursor):
-                inspector.check_queue(queue)
+            if not (page.letters or cursor or page.cursor):
+                self._check_names(inspector, queue, filters.get("task"))
             return page
 
     @ends_in_time
@@ -141,4 +143,7 @@ class Dead:
         with self._inspector(f"cannot {action} dead letters") as inspector:
             if letters is not None:
                 return change_some(inspector, action, letters)
-            return change_all(inspector, action, queue, criteria)
+            changed = change_all(inspector, action, queue, criteria)
+            if not changed:
+                self._check_names(inspector, queue, filters.get("task"))
+            return changed

@@ -1,9 +1,10 @@
-"""What `DelayQ` does with the tasks of whole queues: list, count, change, export and release them."""
+"""What `DelayQ` does with whole queues: list, count, export and release their tasks, pause them; and how they are."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from celery import Celery
@@ -11,20 +12,21 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from celery_delayq.basics.deadline import Timeout, ends_in_time
-from celery_delayq.basics.times import Time, to_ms
-from celery_delayq.publishing.naive import warn_of_naive
+from celery_delayq.basics.times import Span, Time, span_s, to_ms
 from celery_delayq.transport import connected, is_in_memory
 from celery_delayq.transport.wrong_server import refusing_wrong_server
 
 if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
+    from celery_delayq.health.finding import Finding
     from celery_delayq.inspector import Inspector
     from celery_delayq.inspector.backup import File, Imported, Released
-    from celery_delayq.inspector.bulk import Action, Chunk
     from celery_delayq.inspector.consumers import Consumers
     from celery_delayq.inspector.counts import Counts
     from celery_delayq.inspector.histogram import Histogram
+    from celery_delayq.inspector.history import History
     from celery_delayq.inspector.pages import Criteria, OnProgress, Page
     from celery_delayq.inspector.task import ScheduledTask, State
+    from celery_delayq.transport.named import Named
 
 
 class Queues:
@@ -36,7 +38,7 @@ class Queues:
     def scheduled(
         self,
         queue: str | None = None,
-        task: str | None = None,
+        task: Named | None = None,
         due_after: Time | None = None,
         due_before: Time | None = None,
         limit: int = 100,
@@ -58,32 +60,35 @@ class Queues:
 
         Args:
             queue: only tasks of this queue.
-            task: only tasks of this name.
+            task: only calls of this task: the task, its name, or a signature.
             due_after: only tasks due at this time or later.
             due_before: only tasks due before this time.
             limit: maximum number of tasks per page, 1 to 1,000.
             cursor: cursor of the previous page.
-            text: only tasks whose arguments, as `ScheduledTask.args` and `kwargs` show them, contain this very text.
+            text: only tasks whose `args_text` or `kwargs_text` contain this text. Upper and lower case differ.
             state: `"delayed"`, or `"ready"` for tasks that are in their queues.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Page.lost` names them.
             timeout: see `DelayQ`.
 
         Raises:
-            ValueError: `limit` or a time is out of range, or `cursor`, `text` or `state` is not a valid one.
+            ValueError: `limit` or a time is out of range, `cursor`, `text` or `state` is not a valid one, or `task` is
+                a signature with arguments.
         """
         from celery_delayq.inspector import pages
 
-        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text, state=state)
+        criteria = criteria_of(
+            queue=queue, task=task, due_after=due_after, due_before=due_before, text=text, state=state
+        )
         with self._inspector("cannot list waiting tasks") as inspector:
             page = pages.page(inspector.lists, criteria, limit=limit, cursor=cursor, partial=partial)
-            if not (page.examined or cursor):
-                inspector.check_queue(queue)
+            if not (page.tasks or cursor or page.cursor or page.lost):
+                self._check_names(inspector, queue, task)
             return page
 
     def iter_scheduled(
         self,
         queue: str | None = None,
-        task: str | None = None,
+        task: Named | None = None,
         due_after: Time | None = None,
         due_before: Time | None = None,
         *,
@@ -106,125 +111,14 @@ class Queues:
                 return
 
     @ends_in_time
-    def cancel_all(
-        self,
-        *,
-        queue: str | None = None,
-        task: str | None = None,
-        due_after: Time | None = None,
-        due_before: Time | None = None,
-        text: str | None = None,
-        everything: bool = False,
-        dry_run: bool = False,
-        ready: bool = False,
-        on_progress: OnProgress | None = None,
-        timeout: Timeout = None,
-    ) -> int:
-        """Remove all matching tasks for good; see `scheduled` for the criteria and `cancel` for the effect.
-
-        Atomic for each task: it is either removed or delivered. Each call on the server is bounded. Tasks that are
-        offered or rescheduled in the meantime may remain.
-
-        Args:
-            queue: only tasks of this queue.
-            task: only tasks of this name.
-            due_after: only tasks due at this time or later.
-            due_before: only tasks due before this time.
-            text: only tasks whose arguments contain this text.
-            everything: must be True if no criterion is given.
-            dry_run: count the tasks, but do not remove them.
-            ready: also those that are in their queues; see `cancel`, and `ScheduledTask.due_ms` for when they are due.
-            on_progress: called from time to time with the number of examined tasks and the total.
-            timeout: see `DelayQ`.
-
-        Returns:
-            The number of removed tasks.
-
-        Raises:
-            ValueError: no criterion was given and `everything` is False, a time is out of range, or `text` is empty.
-        """
-        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text)
-        with self._inspector("cannot cancel all matching tasks") as inspector:
-            number = inspector.cancel_all(
-                criteria, everything=everything, dry_run=dry_run, ready=ready, on_progress=on_progress
-            )
-            if not number:
-                inspector.check_queue(queue)
-            return number
-
-    @ends_in_time
-    def change_some(
-        self,
-        action: Action,
-        *,
-        queue: str | None = None,
-        task: str | None = None,
-        due_after: Time | None = None,
-        due_before: Time | None = None,
-        text: str | None = None,
-        state: State = "delayed",
-        everything: bool = False,
-        eta: Time | None = None,
-        limit: int = 1000,
-        cursor: str | None = None,
-        timeout: Timeout = None,
-    ) -> Chunk:
-        """Cancel, reschedule or run some of the matching tasks, and return a cursor for the next ones.
-
-        So whoever changes very many tasks can show how far this is, and stop::
-
-            chunk = delayq.change_some("reschedule", task="shop.remind", eta=tomorrow)
-            while chunk.cursor:
-                chunk = delayq.change_some("reschedule", task="shop.remind", eta=tomorrow, cursor=chunk.cursor)
-
-        Atomic for each task: it is changed, or somebody else was faster. Each call on the server is bounded. A chunk
-        ends after `limit` matching tasks, or 10,000 examined ones; it may have changed none, and only its cursor tells
-        whether there are more. Tasks that are offered or rescheduled in the meantime may be left out. Tasks that are
-        due at `eta` already are left as they are, and not counted.
-
-        While a node of a Redis Cluster is away, the tasks of all other queues are changed; `Chunk.lost` names the rest.
-
-        Args:
-            action: `"cancel"`, `"reschedule"` or `"run_now"`; see the methods of these names for what they do.
-            queue: only tasks of this queue.
-            task: only tasks of this name.
-            due_after: only tasks due at this time or later.
-            due_before: only tasks due before this time.
-            text: only tasks whose arguments contain this text.
-            state: `"delayed"`; or `"ready"`, to cancel tasks that are in their queues.
-            everything: must be True if no criterion is given.
-            eta: the new time, only to reschedule. If it is in the past, the tasks move to their queues at once.
-            limit: maximum number of matching tasks, 1 to 1,000.
-            cursor: cursor of the previous chunk. Give the same criteria and the same `eta`.
-            timeout: see `DelayQ`.
-
-        Raises:
-            TypeError: `eta` is missing, or given for another action.
-            ValueError: no criterion was given and `everything` is False, there is no such action, or none for ready
-                tasks, `limit` or a time is out of range, or `text` or `cursor` is not a valid one.
-        """
-        criteria = _criteria(queue=queue, task=task, due_after=due_after, due_before=due_before, text=text, state=state)
-        from celery_delayq.inspector.bulk import change_some
-
-        criteria.check_wanted(everything)
-        warn_of_naive(eta, self.app)
-        with self._inspector("cannot change the matching tasks") as inspector:
-            chunk = change_some(inspector.lists, action, criteria, eta=eta, limit=limit, cursor=cursor)
-            if not (chunk.examined or cursor):
-                inspector.check_queue(queue)
-            return chunk
-
-    @ends_in_time
-    def counts(
-        self, *, span: float = 3600, buckets: int = 60, partial: bool = False, timeout: Timeout = None
-    ) -> Counts:
+    def counts(self, *, span: Span = 3600, buckets: int = 60, partial: bool = False, timeout: Timeout = None) -> Counts:
         """Count ready, delayed, overdue, in-flight and dead messages for each queue, with a histogram of due times.
 
         Cheap for the server: commands of O(log N) at most. The counts are not a snapshot: a message that moves in the
         meantime may be counted twice or not at all.
 
         Args:
-            span: how far ahead the histogram of due times reaches, in seconds.
+            span: how far ahead the histogram of due times reaches: a timedelta, or seconds.
             buckets: number of parts of the histogram, 1 to 1,000.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Counts.lost` names them.
             timeout: see `DelayQ`.
@@ -241,7 +135,7 @@ class Queues:
     def histogram(
         self,
         start: Time,
-        span: float,
+        span: Span,
         buckets: int,
         queue: str | None = None,
         partial: bool = False,
@@ -255,7 +149,7 @@ class Queues:
 
         Args:
             start: where the window starts; it may be in the past, where overdue tasks are.
-            span: length of the window, in seconds.
+            span: length of the window: a timedelta, or seconds.
             buckets: number of its parts, 1 to 1,000.
             queue: only tasks of this queue; by default, of all.
             partial: leave out queues whose nodes of a Redis Cluster are away. `Histogram.lost` names them.
@@ -288,6 +182,47 @@ class Queues:
 
         with self._inspector("cannot read who consumes the queues") as inspector:
             return consumers(inspector.lists, partial=partial)
+
+    @ends_in_time
+    def history(self, span: Span = timedelta(hours=8), queue: str | None = None, *, timeout: Timeout = None) -> History:
+        """Return how many messages became due and were moved to their queues lately, and how late: points of a chart.
+
+        Workers add what they have counted every ten seconds. On a cluster, queues are left out whose nodes are away. A
+        command of O(1) for each ten minutes (or two hours) and queue.
+
+        Args:
+            span: 8 hours, in 96 points of five minutes; or 72 hours, in 72 points of an hour.
+            queue: only messages of this queue; by default, of all.
+            timeout: see `DelayQ`.
+
+        Raises:
+            ValueError: `span` is another one.
+        """
+        from celery_delayq.inspector import history
+
+        criteria_of(queue=queue)
+        with self._inspector("cannot read the history") as inspector:
+            found = history.read(inspector.lists, span_s(span, "span") / 3600, queue=queue)
+            if not any(point.transferred for point in found.points):
+                inspector.check_queue(queue)
+            return found
+
+    @ends_in_time
+    def check(self, *, timeout: Timeout = None) -> list[Finding]:
+        """Check servers, permissions, clocks, settings, and who runs; return what `celery delayq check` prints.
+
+        Nothing is changed. It connects anew, waits 2 s for each answer of a server, and imports the app's task modules.
+
+        Args:
+            timeout: see `DelayQ`; what could not be checked by then is a finding.
+
+        Returns:
+            What was found, whether it is good or bad: see `Finding.level`. That Redis is away, or refuses, is a
+            finding, too, and no error. With `task_always_eager` or `memory://`, only the settings are checked.
+        """
+        from celery_delayq.health import whole
+
+        return whole.check_settings(self.app) if self._nothing_waits() else whole.check_all(self.app)
 
     @ends_in_time
     def pause(self, queue: str, *, timeout: Timeout = None) -> bool:
@@ -385,7 +320,7 @@ class Queues:
         """
         from celery_delayq.inspector import backup
 
-        _criteria(queue=queue)
+        criteria_of(queue=queue)
         with self._inspector("cannot release waiting tasks") as inspector:
             inspector.check_queue(queue)
             return backup.release(inspector.lists, queue, on_progress)
@@ -404,6 +339,13 @@ class Queues:
             except RedisError as exc:
                 raise OperationalError(f"{trouble}: {exc}") from exc
 
+    def _check_names(self, inspector: Inspector, queue: str | None, task: Named | None) -> None:
+        """Check the names for which nothing was found; see `DelayQ`."""
+        from celery_delayq.transport.named import check_known
+
+        inspector.check_queue(queue)
+        check_known(self.app, task)
+
     def _nothing_waits(self) -> bool:
         """Return whether the app is set up for tests in which nothing reaches Redis."""
         return bool(self.app.conf.task_always_eager) or is_in_memory(self.app)
@@ -414,7 +356,8 @@ class Queues:
             yield channel
 
 
-def _criteria(**given: Any) -> Criteria:
+def criteria_of(**given: Any) -> Criteria:
+    """Return the criteria for arguments of public methods; see `Criteria.of`."""
     from celery_delayq.inspector.pages import Criteria
 
     return Criteria.of(**given)

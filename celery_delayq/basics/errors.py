@@ -100,8 +100,28 @@ class UnknownEntry(DelayqError, LookupError):
     """There is no periodic task of that name."""
 
 
-class UnknownQueue(DelayqError, LookupError):
-    """There is no queue of that name: the app has none, nobody has published to it, and nothing waits for it."""
+class _Unknown(DelayqError, LookupError):
+    def __init__(self, message: str, near: Sequence[str] = ()) -> None:
+        self.near = tuple(near)
+        super().__init__(message)
+
+
+class UnknownQueue(_Unknown):
+    """There is no queue of that name: the app has none, nobody has published to it, and nothing waits for it.
+
+    Attributes:
+        near: similar names.
+    """
+
+
+class UnknownTask(_Unknown):
+    """Nothing was found for a name of a task that the app does not know, and it knows a similar one.
+
+    If another program has the task, name it by a signature, which is not checked: `app.signature(name)`.
+
+    Attributes:
+        near: similar names.
+    """
 
 
 class EntryExists(DelayqError, ValueError):

@@ -12,6 +12,9 @@ from dateutil.parser import isoparse
 #: naive eta.
 Time = datetime | int | float
 
+#: A span in the API: a timedelta, or seconds.
+Span = timedelta | int | float
+
 EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 _MILLISECOND = timedelta(milliseconds=1)
 _FIRST_MS = (datetime.min.replace(tzinfo=timezone.utc) - EPOCH) // _MILLISECOND
@@ -49,7 +52,18 @@ def to_ms(when: Time, name: str) -> int:
     return max(0, -((EPOCH - aware(when, name)) // _MILLISECOND))
 
 
-def due_at(now_ms: int, *, countdown: float | timedelta | None = None, eta: Time | None = None) -> datetime:
+def span_s(span: object, name: str) -> float:
+    """Return a span in seconds.
+
+    Raises:
+        TypeError: it is neither a timedelta nor a number.
+        ValueError: it is infinite or NaN.
+    """
+    wanted = "a number of seconds, or a timedelta"
+    return span.total_seconds() if isinstance(span, timedelta) else seconds(span, name, wanted)
+
+
+def due_at(now_ms: int, *, countdown: Span | None = None, eta: Time | None = None) -> datetime:
     """Return the due time for a countdown or an eta, as `apply_async` takes them.
 
     Args:
@@ -65,11 +79,10 @@ def due_at(now_ms: int, *, countdown: float | timedelta | None = None, eta: Time
         raise TypeError("give either countdown or eta")
     if eta is not None:
         return aware(eta, "eta")
-    countdown_s = countdown.total_seconds() if isinstance(countdown, timedelta) else countdown
-    wanted = "a number of seconds, or a timedelta"
+    countdown_s = span_s(countdown, "countdown")
     try:
         # Times before 1970 count as 1970: all of the past means now.
-        return to_datetime(now_ms) + timedelta(seconds=max(seconds(countdown_s, "countdown", wanted), -now_ms / 1000))
+        return to_datetime(now_ms) + timedelta(seconds=max(countdown_s, -now_ms / 1000))
     except OverflowError as exc:
         raise ValueError(f"countdown must end before the year 10000, not {countdown_s!r} seconds from now") from exc
 

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -18,103 +18,157 @@ from celery_delayq.cli.command import (
     confirm,
     import_tasks,
     json_option,
+    several,
     usage_errors,
     yes_option,
 )
-from celery_delayq.cli.listing import criteria_of, filters, not_waiting, ready_option
+from celery_delayq.cli.listing import check_task, criteria_of, filters, not_waiting, ready_option
 from celery_delayq.cli.output import print_json, progress, say_changed
 from celery_delayq.cli.plain import say
-from celery_delayq.cli.times import SPAN, WHEN, at
+from celery_delayq.cli.times import SPAN, WHEN, at, shown
 from celery_delayq.inspector import Inspector
+from celery_delayq.inspector.bulk import Action, Chunk, change_all
 from celery_delayq.transport.messages import updated
 
 #: How many ids one call of the inspector gets.
 _BATCH = 100
 
 
+class _Words(NamedTuple):
+    """The words for an action: what to do, how; what is being done, what was done; the name of the number in JSON."""
+
+    verb: str
+    how: str
+    doing: str
+    done: str
+    name: str
+
+
+_WORDS: dict[Action, _Words] = {
+    "cancel": _Words("Cancel", " for good", "cancelling", "cancelled", "cancelled"),
+    "reschedule": _Words("Reschedule", "", "rescheduling", "rescheduled", "rescheduled"),
+    "run_now": _Words("Move", " to their queues", "moving", "moved to their queues", "moved"),
+}
+
+#: Which tasks a command changes, and how; see `_act`.
+_choosing = several(
+    click.argument("ids", nargs=-1, metavar="[ID]..."),
+    filters,
+    click.option("--all", "everything", is_flag=True, help="All waiting tasks."),
+    click.option("--dry-run", is_flag=True, help="Only count the matching tasks. Needs filters or --all."),
+    yes_option,
+    json_option,
+)
+
+
 @command("cancel")
-@click.argument("ids", nargs=-1, metavar="[ID]...")
-@filters
-@click.option("--all", "everything", is_flag=True, help="Cancel all waiting tasks.")
+@_choosing
 @ready_option("Also cancel tasks that are in their queues.")
-@click.option("--dry-run", is_flag=True, help="Only count the matching tasks. Needs filters or --all.")
-@yes_option
-@json_option
-def cancel(
-    ctx: click.Context,
-    ids: tuple[str, ...],
-    everything: bool,
-    ready: bool,
-    dry_run: bool,
-    yes: bool,
-    as_json: bool,
-    **chosen: Any,
-) -> None:
+def cancel(ctx: click.Context, **given: Any) -> None:
     """Remove waiting tasks for good, and with --ready those that no worker has fetched.
 
     Give the IDs of the tasks, or filters, or --all.
     """
+    _act(ctx, "cancel", **given)
+
+
+@command("reschedule")
+@_choosing
+@click.option("--countdown", type=SPAN, help="New due time from now: seconds, or 30m, 2h, 1h30m.")
+@click.option("--eta", type=WHEN, help="New due time: ISO 8601, or relative to now as +30m.")
+def reschedule(ctx: click.Context, countdown: timedelta | None, eta: datetime | timedelta | None, **given: Any) -> None:
+    """Give waiting tasks a new due time. If it is in the past, they move to their queues at once.
+
+    Give the IDs of the tasks, or filters, or --all.
+    """
+    if (countdown is None) == (eta is None):
+        raise click.UsageError("give either --countdown or --eta")
+    _act(ctx, "reschedule", eta if countdown is None else countdown, **given)
+
+
+@command("run-now")
+@_choosing
+def run_now(ctx: click.Context, **given: Any) -> None:
+    """Move waiting tasks to the back of their queues.
+
+    Give the IDs of the tasks, or filters, or --all.
+    """
+    _act(ctx, "run_now", **given)
+
+
+def _act(
+    ctx: click.Context,
+    action: Action,
+    when: datetime | timedelta | None = None,
+    *,
+    ids: tuple[str, ...],
+    everything: bool,
+    dry_run: bool,
+    yes: bool,
+    as_json: bool,
+    ready: bool = False,
+    **chosen: Any,
+) -> None:
+    """Change the tasks with these ids, or those that match; all get the same time."""
     filtered = any(value is not None for value in chosen.values())
     if (bool(ids), filtered, everything).count(True) != 1:
         raise click.UsageError("give either task ids, or filters (--queue, --task, ...), or --all")
     if ids and dry_run:
         raise click.UsageError("--dry-run works only with filters or --all: to look at one task, use `show ID`")
-    with inspecting(ctx.obj.app) as inspector:
+    with inspecting(ctx.obj.app) as inspector, usage_errors():
+        eta = at(when, inspector.lists.now_ms())
         if ids:
-            _change(ctx, ids, "cancelled", partial(inspector.cancel, ready=ready), as_json, ready=ready)
-            return
-        number = _cancel_all(inspector, chosen, dry_run, yes, ready)
-    if as_json:
-        print_json({"cancelled": 0 if dry_run else number, "matched": number, "dry_run": dry_run})
-    else:
-        say(f"{plural(number)} {'would be ' if dry_run else ''}cancelled.")
-    if not number:
-        ctx.exit(1)
+            _change(ctx, ids, _WORDS[action].done, _by_ids(inspector, action, eta, ready), as_json, ready=ready)
+        else:
+            _change_matching(ctx, inspector, action, chosen, eta, dry_run, yes, ready, as_json)
 
 
-def _cancel_all(inspector: Inspector, chosen: dict[str, Any], dry_run: bool, yes: bool, ready: bool) -> int:
-    criteria = criteria_of(inspector, chosen)
-
-    def run(what: str, only_count: bool) -> int:
-        with progress(what) as told:
-            return inspector.cancel_all(criteria, everything=True, dry_run=only_count, ready=ready, on_progress=told)
-
-    if dry_run or not yes:
-        number = run("counting", True)
-        if dry_run or not number:
-            return number
-        confirm(f"Cancel {plural(number)} for good?", yes)
-    return run("cancelling", False)
+def _by_ids(
+    inspector: Inspector, action: Action, eta: datetime | None, ready: bool
+) -> Callable[[Sequence[str]], dict[str, bool]]:
+    if eta is not None:
+        return partial(inspector.reschedule, eta=eta)
+    return partial(inspector.cancel, ready=ready) if action == "cancel" else inspector.run_now
 
 
-@command("reschedule")
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@click.option("--countdown", type=SPAN, help="New due time from now: seconds, or 30m, 2h, 1h30m.")
-@click.option("--eta", type=WHEN, help="New due time: ISO 8601, or relative to now as +30m.")
-@json_option
-def reschedule(
+def _change_matching(
     ctx: click.Context,
-    ids: tuple[str, ...],
-    countdown: timedelta | None,
-    eta: datetime | timedelta | None,
+    inspector: Inspector,
+    action: Action,
+    chosen: Mapping[str, Any],
+    eta: datetime | None,
+    dry_run: bool,
+    yes: bool,
+    ready: bool,
     as_json: bool,
 ) -> None:
-    """Give the tasks with these IDs a new due time. If it is in the past, they move to their queues at once."""
-    if (countdown is None) == (eta is None):
-        raise click.UsageError("give either --countdown or --eta")
-    with inspecting(ctx.obj.app) as inspector, usage_errors():
-        # All tasks get the same time.
-        when = at(eta if countdown is None else countdown, inspector.lists.now_ms())
-        _change(ctx, ids, "rescheduled", lambda batch: inspector.reschedule(batch, eta=when), as_json)
+    """Change all tasks that match, after a question. Exits with 1 if there are none, or one was refused."""
+    criteria = criteria_of(inspector, chosen)
+    words = _WORDS[action]
 
+    def run(what: str, only_count: bool) -> Chunk:
+        with progress(what) as told:
+            options: Any = {"eta": eta, "dry_run": only_count, "ready": ready, "on_progress": told}
+            return change_all(inspector.lists, action, criteria, **options)
 
-@command("run-now")
-@click.argument("ids", nargs=-1, required=True, metavar="ID...")
-@json_option
-def run_now(ctx: click.Context, ids: tuple[str, ...], as_json: bool) -> None:
-    """Move the tasks with these IDs to the back of their queues."""
-    with inspecting(ctx.obj.app) as inspector:
-        _change(ctx, ids, "moved to their queues", inspector.run_now, as_json)
+    chunk = run("counting", True) if dry_run or not yes else None
+    if not dry_run and (chunk is None or chunk.changed):
+        if chunk is not None:
+            to = f" to {shown(eta)} UTC" if eta is not None else words.how
+            confirm(f"{words.verb} {plural(chunk.changed)}{to}?", yes)
+        chunk = run(words.doing, False)
+    assert chunk is not None
+    if not (chunk.changed or chunk.late or chunk.refused):
+        check_task(ctx.obj.app, criteria.task)
+    if chunk.refused:
+        say(f"cannot reschedule {plural(chunk.refused)} of another program: cancel or run them", err=True)
+    if as_json:
+        matched = chunk.changed + chunk.late + chunk.refused
+        print_json({words.name: 0 if dry_run else chunk.changed, "matched": matched, "dry_run": dry_run})
+    else:
+        say(f"{plural(chunk.changed)} {'would be ' if dry_run else ''}{words.done}.")
+    if chunk.refused or not chunk.changed:
+        ctx.exit(1)
 
 
 @command("update")

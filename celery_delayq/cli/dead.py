@@ -13,7 +13,6 @@ import click
 from rich.table import Table
 
 from celery_delayq.basics.text import plural
-from celery_delayq.basics.times import to_datetime
 from celery_delayq.cli.broker import complete_queue, inspecting
 from celery_delayq.cli.command import (
     Decorator,
@@ -26,6 +25,7 @@ from celery_delayq.cli.command import (
     usage_errors,
     yes_option,
 )
+from celery_delayq.cli.listing import check_task
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -112,6 +112,8 @@ def list_(
                 break
         if is_empty:
             inspector.check_queue(queue)
+        if is_empty and cursor is None:
+            check_task(ctx.obj.app, criteria.task)
     if is_empty and not as_json:
         say(f"No {'matching ' if criteria else ''}dead letters in queue {queue}.", err=True)
     say_rest(cursor, "dead letters", as_json)
@@ -167,7 +169,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
         "reason": letter.reason,
         "error": letter.error,
         "deliveries": letter.deliveries,
-        "at": to_datetime(letter.at_ms).isoformat(timespec="seconds"),
+        "at": letter.at.isoformat(timespec="seconds"),
     }
 
 

@@ -12,7 +12,16 @@ import click
 from rich.table import Table
 
 from celery_delayq.cli.broker import check_complete, inspecting, queue_option
-from celery_delayq.cli.command import Decorator, body_option, command, json_option, page_options, several, usage_errors
+from celery_delayq.cli.command import (
+    Decorator,
+    body_option,
+    command,
+    import_tasks,
+    json_option,
+    page_options,
+    several,
+    usage_errors,
+)
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
@@ -31,6 +40,7 @@ from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.pages import Criteria, Page
 from celery_delayq.inspector.task import ScheduledTask, State
 from celery_delayq.queue.scripts import MAX_PAGE
+from celery_delayq.transport.named import check_known
 
 #: The options that select tasks; see `criteria_of`.
 filters = several(
@@ -54,6 +64,13 @@ def criteria_of(inspector: Inspector, chosen: Mapping[str, Any]) -> Criteria:
     times = {name: at(chosen[name], now_ms) for name in ("due_after", "due_before")}
     with usage_errors():
         return Criteria.of(**{**chosen, **times})
+
+
+def check_task(app: Any, task: str | None) -> None:
+    """Check the name of a task for which nothing was found; see `check_known`. None passes."""
+    if task is not None:
+        import_tasks(app)
+        check_known(app, task)
 
 
 def ready_option(text: str) -> Decorator:
@@ -82,7 +99,7 @@ def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = N
     add_columns(table, "task", "args", "queue")
     add_columns(table, "prio", right=True, firm=True)
     for task in tasks:
-        args = None if task.args is None and task.kwargs is None else _call(task)
+        args = None if task.args_text is None and task.kwargs_text is None else _call(task)
         table.add_row(
             text(shown(task.due, short=narrow)),
             text(shown_span(task.time_left)),
@@ -96,8 +113,8 @@ def task_table(tasks: Iterable[ScheduledTask], width: int, title: str | None = N
 
 
 def _call(task: ScheduledTask) -> str:
-    kwargs = "" if task.kwargs in (None, "{}") else f" {task.kwargs}"
-    return f"{task.args or ''}{kwargs}"
+    kwargs = "" if task.kwargs_text in (None, "{}") else f" {task.kwargs_text}"
+    return f"{task.args_text or ''}{kwargs}"
 
 
 def _batches(inspector: Inspector, criteria: Criteria, limit: float, cursor: str | None) -> Iterator[Page]:
@@ -143,6 +160,8 @@ def list_(ctx: click.Context, limit: int, cursor: str | None, everything: bool, 
             number, cursor, lost = number + len(page), page.cursor, lost | page.lost
             if page.tasks:
                 print_rows((task.to_dict() for task in page), as_json, partial(task_table, page))
+        if not (number or lost or cursor):
+            check_task(ctx.obj.app, criteria.task)
     if not (number or lost or as_json):
         say(f"No {'ready' if chosen['state'] == 'ready' else 'waiting'} tasks match.", err=True)
     say_rest(cursor, "tasks", as_json)

@@ -37,6 +37,7 @@ from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.encoding import written
 from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.transport.named import similar
 
 #: The space beside a column, at most.
 _GAP = 2
@@ -180,7 +181,9 @@ def _say_if_unplanned(ctx: click.Context) -> None:
 
 def _say_done(ctx: click.Context, entry: PeriodicTask, done: str) -> None:
     if not entry.is_registered:
-        say(f"Warning: this app has no task {entry.task!r}. It will be sent anyway.", err=True)
+        near = similar(ctx.obj.app, entry.task)
+        hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
+        say(f"Warning: this app has no task {entry.task!r}{hint} It will be sent anyway.", err=True)
     say(f"{entry.name} {done}.")
     _say_if_unplanned(ctx)
 

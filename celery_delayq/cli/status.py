@@ -9,7 +9,6 @@ import click
 from rich.bar import Bar
 from rich.table import Table
 
-from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
 from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
@@ -64,7 +63,7 @@ def queue_table(counts: Counts, width: int) -> Table:
     clustered = _is_cluster(counts)
     with_workers = width >= WIDTH or not clustered
     numbers = _NUMBERS if any(queue.failed for queue in counts.queues) else _NUMBERS[:-1]
-    table = new_table(f"{shown(to_datetime(counts.at_ms))} UTC", dense=narrow)
+    table = new_table(f"{shown(counts.at)} UTC", dense=narrow)
     add_columns(table, "queue", *(["node"] if clustered else []))
     add_columns(table, *(name.replace("_", "-") for name in numbers), right=True, firm=True)
     add_columns(table, "next due (UTC)", firm=True)
@@ -76,7 +75,7 @@ def queue_table(counts: Counts, width: int) -> Table:
             dashes = ["-"] * (len(numbers) + 2 + with_workers)
             table.add_row(text(queue.queue), text(f"{queue.node or '-'} {queue.error}"), *dashes)
             continue
-        left = None if queue.next_due_ms is None else shown_span(to_timedelta(queue.next_due_ms - counts.at_ms))
+        left = None if queue.next_due is None else shown_span(queue.next_due - counts.at)
         table.add_row(
             text(f"{queue.queue} (paused)" if queue.is_paused else queue.queue),
             *([text(queue.node)] if clustered else []),
@@ -107,7 +106,7 @@ def _sorted(counts: Counts) -> list[QueueCounts | LostQueue]:
 def histogram(counts: Counts) -> Table:
     """Return a table with a bar for each bucket, and the number of messages that are due later."""
     first, last = counts.histogram[0], counts.histogram[-1]
-    span = timedelta(seconds=round((last.end_ms - first.start_ms) / 1000))
+    span = timedelta(seconds=round((last.end - first.start).total_seconds()))
     table = new_table(f"due within {shown_span(span)}")
     add_columns(table, "from (UTC)", firm=True)
     add_columns(table, "tasks", right=True, firm=True)
@@ -115,7 +114,7 @@ def histogram(counts: Counts) -> Table:
     most = max(bucket.count for bucket in counts.histogram)
     for bucket in counts.histogram:
         bar = Bar(most, 0, bucket.count, width=_BAR) if bucket.count else ""
-        table.add_row(shown(to_datetime(bucket.start_ms)), f"{bucket.count:,}", bar)
+        table.add_row(shown(bucket.start), f"{bucket.count:,}", bar)
     table.add_row("later", f"{counts.later:,}")
     return table
 
@@ -130,9 +129,6 @@ def _totals(counts: Counts) -> dict[str, int]:
 
 
 def _as_json(counts: Counts) -> dict[str, Any]:
-    def text_of(ms: int | None) -> str | None:
-        return None if ms is None else to_datetime(ms).isoformat()
-
     def row(queue: QueueCounts | LostQueue) -> dict[str, Any]:
         if isinstance(queue, LostQueue):
             fields: dict[str, Any] = {
@@ -146,7 +142,7 @@ def _as_json(counts: Counts) -> dict[str, Any]:
         fields = {
             "queue": queue.queue,
             **{name: getattr(queue, name) for name in _NUMBERS},
-            "next_due": text_of(queue.next_due_ms),
+            "next_due": queue.next_due and queue.next_due.isoformat(),
             "punctual": queue.punctual,
             "paused": queue.is_paused,
         }
@@ -154,12 +150,12 @@ def _as_json(counts: Counts) -> dict[str, Any]:
 
     clustered = _is_cluster(counts)
     return {
-        "at": text_of(counts.at_ms),
+        "at": counts.at.isoformat(),
         "queues": [row(queue) for queue in _sorted(counts)],
         "totals": _totals(counts),
         "next_due": counts.next_due and counts.next_due.isoformat(),
         "histogram": [
-            {"start": text_of(bucket.start_ms), "end": text_of(bucket.end_ms), "count": bucket.count}
+            {"start": bucket.start.isoformat(), "end": bucket.end.isoformat(), "count": bucket.count}
             for bucket in counts.histogram
         ],
         "later": counts.later,

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from datetime import datetime, timedelta
 from functools import partial
 from typing import Any
 
 import click
 from rich.table import Table
 
-from celery_delayq.basics.times import to_datetime, to_timedelta
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import NARROW, add_columns, new_table, print_rows, text
@@ -42,7 +42,7 @@ def workers(ctx: click.Context, as_json: bool) -> None:
 
 
 def _table(found: Consumers, width: int) -> Table:
-    table = new_table(f"{shown(to_datetime(found.at_ms))} UTC", dense=width < NARROW)
+    table = new_table(f"{shown(found.at)} UTC", dense=width < NARROW)
     add_columns(table, "worker", "queues")
     add_columns(table, "in-flight", right=True, firm=True)
     add_columns(table, "lease", firm=True)
@@ -54,23 +54,23 @@ def _table(found: Consumers, width: int) -> Table:
             text(process),
             text(", ".join(consumer.queues)),
             f"{consumer.in_flight:,}",
-            "; ".join(_states(consumer, found.at_ms)),
+            "; ".join(_states(consumer, found.at)),
             text(", ".join(punctual) or None),
         )
     return table
 
 
-def _states(consumer: Consumer, at_ms: int) -> list[str]:
+def _states(consumer: Consumer, at: datetime) -> list[str]:
     """Return what is to be said of its leases, which it renews and loses together as a rule."""
-    ends: dict[str, int] = {}
+    ends: dict[str, datetime] = {}
     for lease in consumer.leases:
         state = "given up" if lease.is_given_up else "lasts" if lease.is_lasting else "ended"
-        ends[state] = min(lease.ends_ms, ends.get(state, lease.ends_ms))
+        ends[state] = min(lease.ends, ends.get(state, lease.ends))
     return [
-        f"{state} {shown_span(to_timedelta(max(0, ends_ms - at_ms)))}"
+        f"{state} {shown_span(max(timedelta(0), end - at))}"
         if state == "lasts"
-        else f"{state} {shown_span(to_timedelta(at_ms - ends_ms))} ago"
-        for state, ends_ms in sorted(ends.items())
+        else f"{state} {shown_span(at - end)} ago"
+        for state, end in sorted(ends.items())
     ]
 
 
@@ -86,7 +86,7 @@ def _as_json(consumer: Consumer) -> dict[str, Any]:
                 "queue": lease.queue,
                 "priority": lease.priority,
                 "broker_list": lease.broker_list,
-                "ends": to_datetime(lease.ends_ms).isoformat(),
+                "ends": lease.ends.isoformat(),
                 "lasting": lease.is_lasting,
                 "given_up": lease.is_given_up,
                 "in_flight": lease.in_flight,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -123,7 +124,8 @@ class _Broker:
         """Yield the findings about all servers, several of which are examined at the same time."""
         about_lists = list(self._find_lists())
         with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(self.servers))) as pool:
-            for findings in pool.map(lambda server: self._examine(server, checks), self.servers):
+            contexts = [copy_context() for _ in self.servers]  # which have the `timeout` of the call
+            for findings in pool.map(lambda it, server: it.run(self._examine, server, checks), contexts, self.servers):
                 yield from findings
         yield from about_lists
 

@@ -8,8 +8,8 @@ from enum import Enum
 from functools import partial
 
 
-class Level(Enum):
-    """How bad a finding is."""
+class Level(str, Enum):
+    """How bad a finding is. A level equals its word: `finding.level == "error"`."""
 
     OK = "ok"
     #: Nothing to do, or nothing that could be checked.

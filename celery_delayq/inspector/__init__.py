@@ -7,6 +7,7 @@
     ready_tasks   tasks in their queues: find, show, cancel
     histogram     how many tasks are due when
     counts        message counts per queue
+    history       how many messages moved in the last hours or days, and how late
     consumers     who consumes which lists, and what they hold
     bulk          changes of many tasks, a chunk at a time
     letters       filters for dead letters, and changes of many

@@ -1,4 +1,4 @@
-"""Changes of many waiting tasks, a chunk at a time: whoever makes them can show how far they are, and stop."""
+"""Changes of many waiting tasks: of all that match, or a chunk at a time, so that one can stop and go on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from celery_delayq.basics.times import Time, aware, to_ms
 from celery_delayq.inspector import ready_tasks
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, entries
+from celery_delayq.inspector.pages import MOST_EXAMINED, Criteria, OnProgress, entries, to_examine, walk
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import DelayedQueue
@@ -31,7 +31,7 @@ _LIST = itemgetter(0)
 
 @dataclass(frozen=True)
 class Chunk:
-    """What became of some of the matching tasks.
+    """What became of some of the matching tasks, or of all.
 
     Attributes:
         changed: number of tasks that were changed.
@@ -64,20 +64,11 @@ def change_some(
 
     Without criteria, it changes all tasks.
     """
-    if action not in get_args(Action):
-        raise ValueError(f"action must be one of {', '.join(map(repr, get_args(Action)))}, not {action!r}")
-    if (action == "reschedule") != (eta is not None):
-        raise TypeError("give an eta to reschedule" if eta is None else f"{action} takes no eta")
+    change, criteria = _change_of(lists, action, criteria, eta)
     if criteria.state == "ready":
         if action != "cancel":
             raise ValueError(f"ready tasks can be cancelled, not {action!r}")
         return _cancel_ready(lists, criteria, limit, cursor)
-    change: Change = DelayedQueue.remove if action == "cancel" else partial(_release, eta=None)
-    if eta is not None:
-        due_ms, text = to_ms(eta, "eta"), aware(eta, "eta").isoformat()
-        criteria = replace(criteria, not_due_ms=due_ms)
-        is_over = due_ms <= lists.now_ms()
-        change = partial(_release, eta=text) if is_over else partial(_amend, eta=text, due_ms=due_ms)
     found, more, examined, lost = entries(lists, criteria, limit, cursor, partial=True)
     changed = late = refused = 0
     for broker_list, group in groupby(sorted(found, key=_LIST), key=_LIST):
@@ -104,6 +95,56 @@ def _cancel_ready(lists: BrokerLists, criteria: Criteria, limit: int, cursor: st
         if changed + late > limit - a_step or chunk.examined >= MOST_EXAMINED:
             break
     return chunk
+
+
+def change_all(
+    lists: BrokerLists,
+    action: Action,
+    criteria: Criteria,
+    *,
+    eta: Time | None = None,
+    dry_run: bool = False,
+    ready: bool = False,
+    on_progress: OnProgress | None = None,
+) -> Chunk:
+    """Change all matching tasks, list by list; see `DelayQ.cancel_all`. Atomic for each task; all calls are bounded.
+
+    With `dry_run`, it changes none, and counts those that match as changed. With `ready`, it also cancels ready tasks.
+    Without criteria, it changes all tasks.
+
+    Raises:
+        NodesAway: a node of a cluster is away. If it is so at the beginning, nothing is changed.
+    """
+    change, criteria = _change_of(lists, action, criteria, eta)
+    changed = late = refused = 0
+    for broker_list, tasks in walk(lists, criteria, on_progress):
+        waiting = [task.entry for task in tasks]
+        done = [True] * len(waiting) if dry_run else change(lists.delayed_queue(broker_list), waiting)
+        changed += sum(done)
+        late += len(done) - sum(done)
+        refused += len(waiting) - len(done)
+    if ready:
+        examined, total = 0, to_examine(lists, replace(criteria, state="ready"))
+        for step, _, _ in ready_tasks.change(lists, criteria, take_back=not dry_run):
+            changed, examined = changed + len(step.matching), examined + step.read
+            late += step.missed
+            if on_progress is not None:
+                on_progress(examined, max(examined, total))
+    return Chunk(changed, late, 0, None, refused=refused)
+
+
+def _change_of(lists: BrokerLists, action: Action, criteria: Criteria, eta: Time | None) -> tuple[Change, Criteria]:
+    """Return what an action does to entries of a list, and the criteria without what it would not change."""
+    if action not in get_args(Action):
+        raise ValueError(f"action must be one of {', '.join(map(repr, get_args(Action)))}, not {action!r}")
+    if (action == "reschedule") != (eta is not None):
+        raise TypeError("give an eta to reschedule" if eta is None else f"{action} takes no eta")
+    if eta is None:
+        return DelayedQueue.remove if action == "cancel" else partial(_release, eta=None), criteria
+    due_ms, text = to_ms(eta, "eta"), aware(eta, "eta").isoformat()
+    is_over = due_ms <= lists.now_ms()
+    change = partial(_release, eta=text) if is_over else partial(_amend, eta=text, due_ms=due_ms)
+    return change, replace(criteria, not_due_ms=due_ms)
 
 
 def _release(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str | None) -> list[bool]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from datetime import datetime
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.queue.connections import process_of
@@ -19,7 +21,7 @@ class Lease:
         queue: name of the queue.
         broker_list: full name of the list.
         priority: priority step of the list.
-        ends_ms: when the lease ends, or has ended, unix time in ms; or when the consumer was given up.
+        ends: when the lease ends, or has ended, or when the consumer was given up: aware, in UTC.
         is_lasting: whether it lasts. If it does not, others put back what the consumer holds.
         is_given_up: whether others have given the consumer up, and put back what it held.
         in_flight: number of messages that the consumer has fetched from the list and not acknowledged.
@@ -29,7 +31,7 @@ class Lease:
     queue: str
     broker_list: str
     priority: int
-    ends_ms: int
+    ends: datetime
     is_lasting: bool
     is_given_up: bool
     in_flight: int
@@ -68,12 +70,12 @@ class Consumers:
     """All consumers.
 
     Attributes:
-        at_ms: when they were read, unix time in ms by the server's clock.
+        at: when they were read, by the server's clock: aware, in UTC.
         consumers: sorted by id.
         lost: queues whose leases are left out because nodes of a cluster are away.
     """
 
-    at_ms: int
+    at: datetime
     consumers: tuple[Consumer, ...]
     lost: Lost = field(default_factory=Lost)
 
@@ -87,9 +89,8 @@ def consumers(lists: BrokerLists, *, partial: bool = False) -> Consumers:
     for broker_list in sorted(found, key=lambda it: (it.queue, it.priority)):
         for consumer in found[broker_list].leases:
             leases[consumer].append(_lease(broker_list, found[broker_list], consumer))
-    return Consumers(
-        now_ms, tuple(Consumer(name, *process_of(name), tuple(leases[name])) for name in sorted(leases)), lost
-    )
+    made = (Consumer(name, *process_of(name), tuple(leases[name])) for name in sorted(leases))
+    return Consumers(to_datetime(now_ms), tuple(made), lost)
 
 
 def _lease(broker_list: BrokerList, found: Measured, consumer: str) -> Lease:
@@ -98,7 +99,7 @@ def _lease(broker_list: BrokerList, found: Measured, consumer: str) -> Lease:
         queue=broker_list.queue,
         broker_list=broker_list.name,
         priority=broker_list.priority,
-        ends_ms=round(abs(ends_ms)),
+        ends=to_datetime(round(abs(ends_ms))),
         is_lasting=ends_ms > found.now_ms,
         is_given_up=ends_ms <= 0,
         in_flight=found.in_flight[consumer],

@@ -9,7 +9,7 @@ from itertools import groupby
 
 from redis.exceptions import ResponseError
 
-from celery_delayq.basics.times import to_datetime
+from celery_delayq.basics.times import Span, to_datetime
 from celery_delayq.inspector.away import Lost, is_away
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.histogram import Bucket, ask_due, buckets_of, edges_of
@@ -29,7 +29,7 @@ class QueueCounts:
         in_flight: messages that workers have fetched and not acknowledged. Messages held by workers with kombu's own
             transport are not included, because its `unacked` does not tell queues apart.
         dead: dead letters.
-        next_due_ms: when the next message is due, unix time in ms; None if none waits.
+        next_due: when the next message is due: aware, in UTC; None if none waits.
         punctual: ids of the loops that moved messages last, as `<host>:<process id>:<number>`; one per list in use.
         node: host and port of its node of a Redis Cluster; None with a single server.
         is_paused: whether workers fetch nothing from it, see `DelayQ.pause`. False if that is unknown: the node that
@@ -43,16 +43,11 @@ class QueueCounts:
     overdue: int
     in_flight: int
     dead: int
-    next_due_ms: int | None
+    next_due: datetime | None
     punctual: tuple[str, ...]
     node: str | None = None
     is_paused: bool = False
     failed: int = 0
-
-    @property
-    def next_due(self) -> datetime | None:
-        """When the next message is due: aware, in UTC."""
-        return None if self.next_due_ms is None else to_datetime(self.next_due_ms)
 
 
 @dataclass(frozen=True)
@@ -60,15 +55,15 @@ class Counts:
     """Message counts of all queues.
 
     Attributes:
-        at_ms: time of the count, unix time in ms by the server's clock.
+        at: time of the count, by the server's clock: aware, in UTC.
         queues: counts of each queue, sorted by name.
-        histogram: due times, starting at `at_ms`.
+        histogram: due times, starting at `at`.
         lost: queues that are not counted because nodes of a cluster are away.
     """
 
-    at_ms: int
+    at: datetime
     queues: tuple[QueueCounts, ...]
-    histogram: tuple[Bucket, ...]
+    histogram: tuple[Bucket, ...] = field(repr=False)
     lost: Lost = field(default_factory=Lost)
 
     @property
@@ -82,7 +77,7 @@ class Counts:
         return sum(queue.delayed - queue.overdue for queue in self.queues) - sum(b.count for b in self.histogram)
 
 
-def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = False) -> Counts:
+def count(lists: BrokerLists, *, span: Span, buckets: int, partial: bool = False) -> Counts:
     """Count the messages of all lists; see `DelayQ.counts`. Three pipelines with calls of O(log N)."""
     edges_of(0, span, buckets)  # fails before anything is asked
     now_ms = lists.now_ms()
@@ -100,7 +95,7 @@ def count(lists: BrokerLists, *, span: float, buckets: int, partial: bool = Fals
         for queue, group in ((queue, list(group)) for queue, group in groupby(found, key=lambda it: it.queue))
     ]
     spread = [numbers for one, numbers in due.items() if one in found and not isinstance(numbers, Exception)]
-    return Counts(now_ms, tuple(queues), buckets_of(edges, spread), lost)
+    return Counts(to_datetime(now_ms), tuple(queues), buckets_of(edges, spread), lost)
 
 
 def _paused(lists: BrokerLists) -> frozenset[str]:
@@ -113,6 +108,7 @@ def _paused(lists: BrokerLists) -> frozenset[str]:
 
 
 def _summed(queue: str, node: str | None, found: Sequence[Measured], is_paused: bool) -> QueueCounts:
+    head_due_ms = min((one.head_due_ms for one in found if one.head_due_ms is not None), default=None)
     return QueueCounts(
         queue,
         ready=sum(one.ready for one in found),
@@ -121,7 +117,7 @@ def _summed(queue: str, node: str | None, found: Sequence[Measured], is_paused: 
         in_flight=sum(sum(one.in_flight.values()) for one in found),
         dead=sum(one.dead for one in found),
         failed=sum(one.failed for one in found),
-        next_due_ms=min((one.head_due_ms for one in found if one.head_due_ms is not None), default=None),
+        next_due=None if head_due_ms is None else to_datetime(head_due_ms),
         punctual=tuple(sorted({one.punctual for one in found} - {""})),
         node=node,
         is_paused=is_paused,

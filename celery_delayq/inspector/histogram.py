@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from itertools import pairwise
 
-from celery_delayq.basics.times import seconds
+from celery_delayq.basics.times import Span, span_s, to_datetime
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.queue.call import run_each
@@ -24,10 +25,10 @@ _LATEST_START_MS = 253_402_300_800_000
 
 @dataclass(frozen=True)
 class Bucket:
-    """Number of tasks due from `start_ms` (included) to `end_ms` (excluded), both unix time in ms."""
+    """Number of tasks due from `start` (included) to `end` (excluded), both aware, in UTC."""
 
-    start_ms: int
-    end_ms: int
+    start: datetime
+    end: datetime
     count: int
 
 
@@ -36,22 +37,22 @@ class Histogram:
     """When the waiting tasks of all queues, or of one, are due.
 
     Attributes:
-        at_ms: time of the count, unix time in ms by the server's clock.
+        at: time of the count, by the server's clock: aware, in UTC.
         buckets: due times within the window.
         before: number of tasks due before the window.
         after: number of tasks due after it.
         lost: queues that are not counted because nodes of a cluster are away.
     """
 
-    at_ms: int
-    buckets: tuple[Bucket, ...]
+    at: datetime
+    buckets: tuple[Bucket, ...] = field(repr=False)
     before: int
     after: int
     lost: Lost = field(default_factory=Lost)
 
 
 def histogram(
-    lists: BrokerLists, start_ms: int, span_s: float, buckets: int, *, queue: str | None = None, partial: bool = False
+    lists: BrokerLists, start_ms: int, span: Span, buckets: int, *, queue: str | None = None, partial: bool = False
 ) -> Histogram:
     """Count due times in a window; see `DelayQ.histogram`. A script for each list in which something waits."""
     if type(start_ms) is not int:
@@ -60,28 +61,29 @@ def histogram(
         raise ValueError(f"start_ms must be a time from 1970 to 9999 in ms, not {start_ms!r}")
     if queue is not None and not isinstance(queue, str):
         raise TypeError(f"queue must be a name as a str, not {queue!r}")
-    edges = edges_of(start_ms, span_s, buckets)
+    edges = edges_of(start_ms, span, buckets)
     waiting, lost = lists.waiting(*(() if queue is None else (queue,)))
     now_ms = lists.now_ms()
     found, lost = lists.complete(ask_due(lists, list(waiting), edges), lost, partial=partial)
     before, after = (sum(numbers[at] for numbers in found.values()) for at in (0, -1))
-    return Histogram(now_ms, buckets_of(edges, found.values()), before, after, lost)
+    return Histogram(to_datetime(now_ms), buckets_of(edges, found.values()), before, after, lost)
 
 
-def edges_of(start_ms: int, span_s: float, buckets: int) -> list[int]:
+def edges_of(start_ms: int, span: Span, buckets: int) -> list[int]:
     """Return where the buckets of a histogram start, and where the last one ends: unix time in ms.
 
     Raises:
-        TypeError: `span_s` is not a number, or `buckets` is not a whole number.
+        TypeError: `span` is neither a timedelta nor a number of seconds, or `buckets` is not a whole number.
         ValueError: one of them is out of range.
     """
     if type(buckets) is not int:
         raise TypeError(f"buckets must be a whole number, not {buckets!r}")
     if not 1 <= buckets <= MAX_BUCKETS:
         raise ValueError(f"buckets must be 1 to {MAX_BUCKETS}, not {buckets!r}")
-    if not 0 < seconds(span_s, "span") <= _LONGEST_SPAN_S:
-        raise ValueError(f"span must be more than 0 and at most {_LONGEST_SPAN_S} seconds, not {span_s!r}")
-    return [start_ms + round(number * span_s * 1000 / buckets) for number in range(buckets + 1)]
+    length_s = span_s(span, "span")
+    if not 0 < length_s <= _LONGEST_SPAN_S:
+        raise ValueError(f"span must be more than 0 and at most {_LONGEST_SPAN_S} seconds, not {span!r}")
+    return [start_ms + round(number * length_s * 1000 / buckets) for number in range(buckets + 1)]
 
 
 def ask_due(
@@ -101,4 +103,5 @@ def ask_due(
 def buckets_of(edges: Sequence[int], due: Iterable[Sequence[int]]) -> tuple[Bucket, ...]:
     """Return the buckets; `due` is as of `ask_due`."""
     counts = [sum(numbers) for numbers in zip(*due, strict=True)] or [0] * (len(edges) + 1)
-    return tuple(Bucket(*ends, number) for ends, number in zip(pairwise(edges), counts[1:-1], strict=True))
+    times = pairwise(map(to_datetime, edges))
+    return tuple(Bucket(*ends, number) for ends, number in zip(times, counts[1:-1], strict=True))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
 
@@ -17,7 +16,6 @@ from celery_delayq.basics.errors import UnknownQueue
 from celery_delayq.basics.times import Time, due_at, to_ms
 from celery_delayq.inspector import ready_tasks
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.inspector.pages import Criteria, OnProgress, to_examine, walk
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.queue import holds, paused
 from celery_delayq.queue.codec import OfferId
@@ -70,7 +68,7 @@ class Inspector:
         names = self.queues()
         near = difflib.get_close_matches(queue, names)
         advice = f"did you mean {' or '.join(map(repr, near))}?" if near else f"known queues are {', '.join(names)}"
-        raise UnknownQueue(f"unknown queue {queue!r}: {advice}")
+        raise UnknownQueue(f"unknown queue {queue!r}: {advice}", near)
 
     def pause(self, queue: str) -> bool:
         """Let workers fetch nothing from a queue; see `DelayQ.pause`."""
@@ -105,7 +103,7 @@ class Inspector:
             refused = refused or refused_ready
             found.update((task_id, [task]) for task_id, task in more.items())
         tasks = _complete(found, refused)
-        return {task_id: min(some, key=lambda task: task.due_ms, default=None) for task_id, some in tasks.items()}
+        return {task_id: min(some, key=_due_ms, default=None) for task_id, some in tasks.items()}
 
     def holding(self, key: str) -> ScheduledTask | None:
         """Return the waiting task that holds a unique key; see `DelayQ.waiting`.
@@ -123,7 +121,7 @@ class Inspector:
                 offer_id = OfferId.from_bytes(entry.id)
                 if offer_id is not None and offer_id.unique:
                     tasks.append(scheduled_task(entry, broker_list, now_ms))
-        return min(tasks, key=lambda task: task.due_ms, default=None)
+        return min(tasks, key=_due_ms, default=None)
 
     def forget(self, key: str) -> bool:
         """Give up a unique key in all queues; see `DelayQ.forget`."""
@@ -140,32 +138,6 @@ class Inspector:
             for task_id in cancelled:
                 found[task_id].append(1)
         return _answers(_complete(found, refused))
-
-    def cancel_all(
-        self,
-        criteria: Criteria,
-        *,
-        everything: bool = False,
-        dry_run: bool = False,
-        ready: bool = False,
-        on_progress: OnProgress | None = None,
-    ) -> int:
-        """Remove all matching tasks; see `DelayQ.cancel_all`."""
-        criteria.check_wanted(everything)
-        cancelled = 0
-        for broker_list, tasks in walk(self.lists, criteria, on_progress):
-            if dry_run:
-                cancelled += len(tasks)
-            else:
-                queue = self.lists.delayed_queue(broker_list)
-                cancelled += sum(queue.remove([task.entry for task in tasks]))
-        if ready:
-            examined, total = 0, to_examine(self.lists, replace(criteria, state="ready"))
-            for step, _, _ in ready_tasks.change(self.lists, criteria, take_back=not dry_run):
-                cancelled, examined = cancelled + len(step.matching), examined + step.read
-                if on_progress is not None:
-                    on_progress(examined, max(examined, total))
-        return cancelled
 
     def reschedule(
         self, task_ids: Sequence[str], *, countdown: float | timedelta | None = None, eta: Time | None = None
@@ -246,6 +218,10 @@ def _complete(results: dict[str, list[T]], refused: Exception | None) -> dict[st
     if refused is not None and not all(results.values()):
         raise refused
     return results
+
+
+def _due_ms(task: ScheduledTask) -> int:
+    return task.entry.due_ms
 
 
 def _answers(results: dict[str, list[Any]]) -> dict[str, bool]:

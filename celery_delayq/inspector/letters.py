@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any
 
-from celery_delayq.basics.times import Time, to_ms
+from celery_delayq.basics.times import Time, aware
 from celery_delayq.inspector.inspector import Inspector
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, REASONS, DeadChunk, DeadLetters
 from celery_delayq.queue.dead_letters import DeadLetter as DeadLetter
 from celery_delayq.queue.dead_letters import DeadPage as DeadPage
 from celery_delayq.transport import messages
+from celery_delayq.transport.named import Named, name_of
 from celery_delayq.transport.redelivery import revived
 
 
@@ -23,15 +25,15 @@ class LetterCriteria:
     Attributes:
         reason: only those set aside for this reason.
         task: only tasks of this name.
-        after_ms: only those set aside at this time or later, unix time in ms.
-        before_ms: only those set aside before this time, unix time in ms.
+        after: only those set aside at this time or later.
+        before: only those set aside before this time.
         text: only tasks whose arguments contain this text, and those whose error does.
     """
 
     reason: str | None = None
     task: str | None = None
-    after_ms: int | None = None
-    before_ms: int | None = None
+    after: datetime | None = None
+    before: datetime | None = None
     text: str | None = None
 
     @classmethod
@@ -39,7 +41,7 @@ class LetterCriteria:
         cls,
         *,
         reason: str | None = None,
-        task: str | None = None,
+        task: Named | None = None,
         after: Time | None = None,
         before: Time | None = None,
         text: str | None = None,
@@ -47,19 +49,24 @@ class LetterCriteria:
         """Return the criteria for public arguments.
 
         Raises:
-            TypeError: a name or the text is not a string, or a time is neither a datetime nor a number.
-            ValueError: there is no such reason, a time is out of range, or the text is empty.
+            TypeError: an argument has the wrong type.
+            ValueError: there is no such reason, a time is out of range, the text is empty, or the task is a signature
+                with arguments.
         """
-        for name, value in (("reason", reason), ("task", task), ("text", text)):
+        for name, value in (("reason", reason), ("text", text)):
             if value is not None and not isinstance(value, str):
                 raise TypeError(f"{name} must be a str, not {value!r}")
         if reason is not None and reason not in REASONS:
             raise ValueError(f"reason must be one of {', '.join(REASONS)}, not {reason!r}")
         if text == "":
             raise ValueError("text must not be empty")
-        after_ms = None if after is None else to_ms(after, "after")
-        before_ms = None if before is None else to_ms(before, "before")
-        return cls(reason, task, after_ms, before_ms, text)
+        return cls(
+            reason,
+            None if task is None else name_of(task),
+            None if after is None else aware(after, "after"),
+            None if before is None else aware(before, "before"),
+            text,
+        )
 
     def __bool__(self) -> bool:
         """Whether there is a criterion."""
@@ -69,9 +76,9 @@ class LetterCriteria:
         """Return whether a letter is selected."""
         if self.reason not in (None, letter.reason):
             return False
-        if self.after_ms is not None and letter.at_ms < self.after_ms:
+        if self.after is not None and letter.at < self.after:
             return False
-        if self.before_ms is not None and letter.at_ms >= self.before_ms:
+        if self.before is not None and letter.at >= self.before:
             return False
         if self.task is None and self.text is None:
             return True

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, get_args, overload
 
+from celery_delayq.basics.text import plural
 from celery_delayq.basics.times import Time, to_ms
 from celery_delayq.inspector import ready_tasks
 from celery_delayq.inspector.away import Lost, LostQueue
@@ -17,6 +18,7 @@ from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.entry import Entry, Position
 from celery_delayq.queue.scripts import MAX_PAGE
 from celery_delayq.transport.messages import marks_of, marks_within
+from celery_delayq.transport.named import Named, name_of
 
 #: Maximum number of tasks that one page examines. If nothing matches, the page ends there, with a cursor to continue.
 MOST_EXAMINED = 10_000
@@ -41,7 +43,7 @@ class Criteria:
         task: only tasks of this name.
         due_from_ms: only tasks due at this time or later, unix time in ms.
         due_to_ms: only tasks due at this time or earlier, unix time in ms.
-        text: only tasks whose arguments contain this text, as `ScheduledTask.args` and `kwargs` show them.
+        text: only tasks whose arguments contain this text, as `args_text` and `kwargs_text` show them.
         not_due_ms: only tasks that are not due at this very time, unix time in ms. It may be most of them that are, so
             these are not even examined.
         state: only tasks that wait, or only those that are in their queues.
@@ -60,7 +62,7 @@ class Criteria:
         cls,
         *,
         queue: str | None = None,
-        task: str | None = None,
+        task: Named | None = None,
         due_after: Time | None = None,
         due_before: Time | None = None,
         text: str | None = None,
@@ -69,8 +71,9 @@ class Criteria:
         """Return the criteria for public arguments. `due_after` itself is included, `due_before` is not.
 
         Raises:
-            TypeError: a name or the text is not a string, or a time is neither a datetime nor a number.
-            ValueError: a time is out of range, the text is empty, or there is no such state.
+            TypeError: an argument has the wrong type.
+            ValueError: a time is out of range, the text is empty, there is no such state, or the task is a
+                signature with arguments.
         """
         if state not in get_args(State):
             raise ValueError(f"state must be one of {', '.join(map(repr, get_args(State)))}, not {state!r}")
@@ -78,12 +81,11 @@ class Criteria:
             raise TypeError(f"text must be a str, not {text!r}")
         if text == "":
             raise ValueError("text must not be empty")
-        for name, value in (("queue", queue), ("task", task)):
-            if value is not None and not isinstance(value, str):
-                raise TypeError(f"{name} must be a name as a str, not {value!r}")
+        if queue is not None and not isinstance(queue, str):
+            raise TypeError(f"queue must be a name as a str, not {queue!r}")
         return cls(
             () if queue is None else (queue,),
-            task,
+            None if task is None else name_of(task),
             None if due_after is None else to_ms(due_after, "due_after"),
             None if due_before is None else to_ms(due_before, "due_before") - 1,
             text,
@@ -154,6 +156,9 @@ class Page:
     cursor: str | None
     examined: int = 0
     lost: Lost = field(default_factory=Lost)
+
+    def __repr__(self) -> str:
+        return f"<Page of {plural(len(self.tasks))}, {'the last one' if self.cursor is None else 'more follow'}>"
 
     def __iter__(self) -> Iterator[ScheduledTask]:
         return iter(self.tasks)

@@ -24,17 +24,16 @@ State = Literal["delayed", "ready"]
 class ScheduledTask:
     """A waiting or a ready task, as it was read from Redis.
 
-    Its body is not decoded; `body` does that, if the body is JSON. `args` and `kwargs` show the arguments as Celery
-    wrote them into the headers at publishing (`argsrepr`, `kwargsrepr`): shortened. A message that is not a task
-    message, because another program offered it, has no id and no name, but it has a due time, a queue and a size. All
-    datetimes are aware, in UTC.
+    Only `args`, `kwargs` and `body` decode its body, if that is JSON; nothing is unpickled. `args_text` and
+    `kwargs_text` show the arguments as Celery wrote them into the headers at publishing (`argsrepr`, `kwargsrepr`):
+    shortened. A message that is not a task message, because another program offered it, has no id and no name, but it
+    has a due time, a queue and a size. All datetimes are aware, in UTC.
 
     Attributes:
         id: task id.
         name: name of the task.
-        args: positional arguments, as text.
-        kwargs: keyword arguments, as text.
-        due_ms: when the task is due, unix time in ms. For a ready task that was never delayed, when it was read.
+        args_text: positional arguments, as text.
+        kwargs_text: keyword arguments, as text.
         time_left: time until it is due, by the server's clock when it was read; negative if it is overdue.
         queue: name of its queue.
         priority: priority of the message, or of its broker list if the message has none.
@@ -54,9 +53,8 @@ class ScheduledTask:
 
     id: str | None
     name: str | None
-    args: str | None
-    kwargs: str | None
-    due_ms: int
+    args_text: str | None
+    kwargs_text: str | None
     time_left: timedelta = field(compare=False)
     queue: str
     priority: int
@@ -75,8 +73,11 @@ class ScheduledTask:
 
     @property
     def due(self) -> datetime:
-        """When it is due: aware, in UTC; `datetime.max` if it is due later than that."""
-        return to_datetime(self.due_ms)
+        """When it is due: aware, in UTC; `datetime.max` if it is due later than that.
+
+        For a ready task that was never delayed, this is when it was read.
+        """
+        return self.entry.due
 
     @property
     def is_task(self) -> bool:
@@ -84,10 +85,27 @@ class ScheduledTask:
         return self.id is not None and self.name is not None
 
     @property
+    def args(self) -> tuple[Any, ...] | None:
+        """Its positional arguments, as a worker gets them; None if the body is not JSON. Decoded at each access."""
+        arguments = self._arguments
+        return None if arguments is None else tuple(arguments[0])
+
+    @property
+    def kwargs(self) -> dict[str, Any] | None:
+        """Its keyword arguments, in the same way."""
+        arguments = self._arguments
+        return None if arguments is None else arguments[1]
+
+    @property
     def body(self) -> Any:
-        """Its body in full, if it is JSON; see `messages.json_body`. In contrast, `args` and `kwargs` are shortened."""
+        """Its body in full, if it is JSON, with values that kombu marked as objects still marked; otherwise None."""
         message = messages.decode(self.entry.payload)
         return None if message is None else messages.json_body(message)
+
+    @property
+    def _arguments(self) -> tuple[list[Any], dict[str, Any]] | None:
+        message = messages.decode(self.entry.payload)
+        return None if message is None else messages.json_arguments(message)
 
     @property
     def offered(self) -> datetime | None:
@@ -106,9 +124,16 @@ class ScheduledTask:
             return {}
         return {name: stamps.get(name) for name in names if isinstance(name, str)}
 
+    def __repr__(self) -> str:
+        return f"<ScheduledTask {self.id!r} {self.name!r} due {self.due.isoformat()} in {self.queue!r}>"
+
     def to_dict(self) -> dict[str, Any]:
-        """Return everything but the message, in JSON types: times in ISO 8601, `time_left` in seconds."""
-        return {name: _plain(getattr(self, name)) for name in _FIELDS}
+        """Return everything but the message, in JSON types: times in ISO 8601, `time_left` in seconds.
+
+        `args` and `kwargs` are `args_text` and `kwargs_text`.
+        """
+        texts = {"args": self.args_text, "kwargs": self.kwargs_text}
+        return {name: _plain(texts[name] if name in texts else getattr(self, name)) for name in _FIELDS}
 
 
 #: The fields of a description in JSON types.
@@ -154,9 +179,8 @@ def _task(
     return ScheduledTask(
         id=_text(headers.get("id")),
         name=_text(headers.get("task")),
-        args=_text(headers.get("argsrepr")),
-        kwargs=_text(headers.get("kwargsrepr")),
-        due_ms=entry.due_ms,
+        args_text=_text(headers.get("argsrepr")),
+        kwargs_text=_text(headers.get("kwargsrepr")),
         time_left=to_timedelta(entry.due_ms - now_ms),
         queue=broker_list.queue,
         priority=priority if type(priority) is int else broker_list.priority,

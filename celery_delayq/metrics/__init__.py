@@ -2,15 +2,10 @@
 
 What workers count:
 
-    histograms   the buckets of lateness
     recorder     what one process has counted
     flusher      adds it to Redis
 
-What is read, by any process:
-
-    history      how many messages moved in the last hours or days, and how late
-
-and at each scrape of Prometheus:
+At each scrape of Prometheus:
 
     snapshot     reads queues, totals and periodic tasks
     source       a connection that lasts from one scrape to the next

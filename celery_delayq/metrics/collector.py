@@ -18,17 +18,11 @@ from prometheus_client.registry import Collector
 
 from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, RECOVERED
 from celery_delayq.fetching.recovery import REASONS
-from celery_delayq.metrics import histograms
-from celery_delayq.metrics.recorder import (
-    MISSED_RUNS,
-    PUNCTUAL_WORKER_CHANGES,
-    START_LATENESS,
-    TRANSFER_LATENESS,
-    TRANSFERRED,
-)
+from celery_delayq.metrics.recorder import MISSED_RUNS, PUNCTUAL_WORKER_CHANGES
 from celery_delayq.metrics.snapshot import WITHIN_S, Snapshot
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letters, histograms
 from celery_delayq.queue.connections import process_of
+from celery_delayq.queue.histograms import START_LATENESS, TRANSFER_LATENESS, TRANSFERRED
 from celery_delayq.queue.measuring import Measured
 
 _QUEUE = "queue_name"

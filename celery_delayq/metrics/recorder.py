@@ -11,17 +11,16 @@ from typing import Any
 from celery_delayq.basics.times import AFTER_9999_MS
 from celery_delayq.fetching.held import DEAD_LETTERS
 from celery_delayq.fetching.native import native_ident
-from celery_delayq.metrics.histograms import fields_of
 from celery_delayq.queue.connections import process_of
 from celery_delayq.queue.dead_letters import NOT_AN_ENTRY
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.histograms import START_LATENESS, TRANSFER_LATENESS, TRANSFERRED, fields_of
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transport import Transport
 from celery_delayq.transport.eta import seconds_until
 from celery_delayq.transport.messages import DUE_PROPERTY
 
-#: Names of what is counted, besides those of `fetching.held`. The name of a histogram or an entry follows a colon.
-TRANSFERRED, TRANSFER_LATENESS, START_LATENESS = "transferred", "transfer_lateness", "start_lateness"
+#: Names of what is counted, besides those of `fetching.held` and `histograms`. The name of an entry follows a colon.
 PUNCTUAL_WORKER_CHANGES, MISSED_RUNS = "punctual_worker_changes", "missed_runs:"
 
 

@@ -26,7 +26,7 @@ from celery_delayq.transport.keyed import (
 )
 
 if TYPE_CHECKING:
-    from celery.app.task import Context
+    from celery.app.task import Context, Task
     from celery.canvas import Signature
 
 #: Stands for an option that was not given; `unique=None` sends a task without a key.
@@ -62,21 +62,28 @@ def _do_nothing(producer: Any, task_id: str) -> dict[str, Any]:
     return {}
 
 
-def key_of(app: Celery, signature: Signature) -> str:
-    """Return the unique key of the task of a signature.
+def key_of(app: Celery, signature: Task | Signature) -> str:
+    """Return the unique key of the task of a signature; of a task, that of its signature without arguments.
 
     Raises:
         ValueError: it has none.
         TypeError: it is no signature.
+        UnknownTask: the app does not have this task, but a similar one.
     """
+    from celery.app.task import Task
     from celery.canvas import Signature
 
+    if isinstance(signature, Task):
+        signature = signature.s()
     if not isinstance(signature, Signature):
         raise TypeError(f"a unique key must be given by its text, or by the signature of a task, not by {signature!r}")
     task = app.tasks.get(signature.task)
     default = _default_of(task)
     given = signature.options.get("unique", default)
     if given is None:
+        from celery_delayq.transport.named import check_known  # which a producer does not need otherwise
+
+        check_known(app, signature.task)
         raise ValueError(f"task {signature.task} is not unique: give its key, or the option `unique`")
     unique = unique_for(given, default)
     return unique.key_of(signature.task, getattr(task, "run", None), signature.args, signature.kwargs)

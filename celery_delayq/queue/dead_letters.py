@@ -10,6 +10,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from itertools import groupby
 from operator import attrgetter, itemgetter
 from types import NoneType
@@ -18,6 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import redis
 from redis.client import NEVER_DECODE
 
+from celery_delayq.basics.text import plural
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import cursors, scripts, set_aside
 from celery_delayq.queue.keys import QueueKeys
 
@@ -54,7 +57,7 @@ class DeadLetter:
 
     Attributes:
         list_name: full name of its broker list.
-        at_ms: when it was set aside, unix time in ms, by the server's clock.
+        at: when it was set aside, by the server's clock: aware, in UTC.
         id: identifies it in its list.
         reason: `delivery-limit`, `not-a-message` (not a kombu message), `invalid-task` (no Celery worker can process
             it), `not-an-entry` (not an entry of a delayed queue, or its record is damaged), or `failed`.
@@ -69,7 +72,7 @@ class DeadLetter:
     """
 
     list_name: str
-    at_ms: int
+    at: datetime
     id: str
     reason: str
     message: bytes
@@ -79,6 +82,9 @@ class DeadLetter:
     worker: str | None = None
     runs: int | None = None
     is_failure: bool = False
+
+    def __repr__(self) -> str:
+        return f"<DeadLetter {self.id!r} {self.reason} at {self.at.isoformat()} in {self.list_name!r}>"
 
 
 #: What a record may say, and of which type it is.
@@ -99,15 +105,16 @@ def pack(message: bytes, *, reason: str, **known: str | int | None) -> bytes:
 
 def unpack(list_name: str, at_ms: int, letter_id: str, record: bytes, *, is_failure: bool = False) -> DeadLetter:
     """Return the letter with this record."""
+    at = to_datetime(at_ms)
     first, _, message = record.partition(b"\n")
     try:
         head: Any = json.loads(first)
         known = {name: head.get(name) for name in _FIELDS}
         if type(head["reason"]) is str and all(type(known[name]) in (kind, NoneType) for name, kind in _FIELDS.items()):
-            return DeadLetter(list_name, at_ms, letter_id, head["reason"], message, is_failure=is_failure, **known)
+            return DeadLetter(list_name, at, letter_id, head["reason"], message, is_failure=is_failure, **known)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         pass
-    return DeadLetter(list_name, at_ms, letter_id, NOT_AN_ENTRY, record, is_failure=is_failure)
+    return DeadLetter(list_name, at, letter_id, NOT_AN_ENTRY, record, is_failure=is_failure)
 
 
 def reason_of(record: bytes) -> str:
@@ -126,6 +133,10 @@ class DeadPage:
 
     letters: tuple[DeadLetter, ...]
     cursor: str | None
+
+    def __repr__(self) -> str:
+        rest = "the last one" if self.cursor is None else "more follow"
+        return f"<DeadPage of {plural(len(self.letters), 'dead letter')}, {rest}>"
 
     def __iter__(self) -> Iterator[DeadLetter]:
         return iter(self.letters)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, TypeVar
 
 from celery_delayq.basics.errors import InvalidEntry
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec, scripts
 
 #: Maximum size in bytes of the entries in one script call. A single larger entry is still passed.
@@ -30,6 +32,14 @@ class Entry:
     payload: bytes
     id: bytes
     raw: bytes
+
+    def __repr__(self) -> str:
+        return f"<Entry {self.id.hex()} due {self.due.isoformat()}, {len(self.payload):,} B>"
+
+    @property
+    def due(self) -> datetime:
+        """When it is due: aware, in UTC; `datetime.max` if it is due later than that."""
+        return to_datetime(self.due_ms)
 
     @property
     def position(self) -> Position:

@@ -24,6 +24,7 @@ from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
 from celery_delayq.schedule.store import ScheduleStore
+from celery_delayq.transport.named import Named, called, check_known
 from celery_delayq.transport.threads import in_a_thread, threads
 
 if TYPE_CHECKING:
@@ -67,7 +68,7 @@ class Schedule:
     def add(
         self,
         name: str,
-        task: str | Any,
+        task: Named,
         schedule: When,
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -80,7 +81,7 @@ class Schedule:
 
         Args:
             name: name of the entry.
-            task: a task, or its name.
+            task: a task, its name, or a signature, which has arguments and options, too.
             schedule: seconds, a timedelta, a `schedule`, `crontab` or `solar`, or a crontab expression such as
                 `"0 6 * * mon-fri"` (minute, hour, day of month, month, day of week).
             args: positional arguments of the task, in JSON types.
@@ -94,8 +95,9 @@ class Schedule:
         Raises:
             EntryExists: an entry of that name exists already.
             InvalidSchedule: a value is invalid or cannot be stored. The message says which.
+            UnknownTask: the app does not have a task of this name, but one of a similar name.
         """
-        given = {"task": _name_of(task), "schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
+        given = {"schedule": schedule, **self._call_of(task, {"args": args, "kwargs": kwargs, "options": options})}
         return self.add_definition(Definition.of(name, {**given, "timing": timing}, self._app))
 
     @ends_in_time
@@ -113,7 +115,7 @@ class Schedule:
         self,
         name: str,
         *,
-        task: str | Any = _UNCHANGED,
+        task: Named = _UNCHANGED,
         schedule: When = _UNCHANGED,
         args: Sequence[Any] = _UNCHANGED,
         kwargs: Mapping[str, Any] = _UNCHANGED,
@@ -130,12 +132,12 @@ class Schedule:
             UnknownEntry: there is no such entry.
             EntryExists: the entry is defined in the configuration, which alone can change it.
             InvalidSchedule: a value is invalid or cannot be stored. The message says which.
+            UnknownTask: the app does not have a task of this name, but one of a similar name.
         """
         given = {"schedule": schedule, "args": args, "kwargs": kwargs, "options": options}
         changes = {key: value for key, value in given.items() if value is not _UNCHANGED}
         if task is not _UNCHANGED:
-            changes["task"] = _name_of(task)
-
+            changes = self._call_of(task, changes)
         return self.update_fields(name, changes, timing)
 
     @ends_in_time
@@ -300,6 +302,17 @@ class Schedule:
 
     # -- helpers
 
+    def _call_of(self, task: Named, given: dict[str, Any]) -> dict[str, Any]:
+        """Return the fields of an entry for a task. What is given comes before what a signature has.
+
+        Raises:
+            UnknownTask: see `add`.
+        """
+        check_known(self._app, task)
+        name, signature = called(task)
+        own = {field: signature.get(field) for field in ("args", "kwargs", "options") if not given.get(field)}
+        return {"task": name, **given, **{field: value for field, value in own.items() if value}}
+
     @contextmanager
     def _store(self) -> Iterator[ScheduleStore]:
         with self._channel() as channel:
@@ -368,10 +381,6 @@ def _forecast(definition: Definition, state: State, number: int) -> list[datetim
         found.append(to_datetime(at_ms + definition.delay_ms(at_ms)))
         at_ms = definition.times.after(at_ms) if len(found) < number else None
     return found
-
-
-def _name_of(task: Any) -> Any:
-    return task if isinstance(task, str) else getattr(task, "name", task)
 
 
 def _data_of(definition: Definition) -> dict[str, Any]:

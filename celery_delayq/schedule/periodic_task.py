@@ -66,6 +66,10 @@ class PeriodicTask:
     error: str | None = None
     is_registered: bool = True
 
+    def __repr__(self) -> str:
+        next_run = "" if self.next_run is None else f", next run {self.next_run.isoformat()}"
+        return f"<PeriodicTask {self.name!r} {self.task!r} {self.when!r}: {self.status}{next_run} in {self.queue!r}>"
+
     @property
     def when(self) -> str:
         """Its schedule in words: `every 30s`, `0 6 * * mon-fri (Europe/Berlin)`; a dash if nobody knows it."""

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from celery_delayq.app import DelayQ
-from celery_delayq.basics.times import Time, due_at, to_ms
+from celery_delayq.basics.times import Span, Time, due_at, span_s, to_ms
 from celery_delayq.inspector.broker_lists import BrokerList, BrokerLists
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.queue.holds import hold
@@ -17,6 +17,7 @@ from celery_delayq.testing.expectation import Expectation, nothing_matches, show
 from celery_delayq.testing.running import TaskRun, run
 from celery_delayq.transport.keyed import holder_of
 from celery_delayq.transport.messages import decode, decode_task, headers_of
+from celery_delayq.transport.named import Named, called
 
 #: By how much a due time may differ from what a test expects, in seconds.
 TOLERANCE_S = 10.0
@@ -42,25 +43,25 @@ class DelayQTester(DelayQ):
 
     def assert_scheduled(
         self,
-        task: str | Any,
+        task: Named,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         *,
-        countdown: float | None = None,
+        countdown: Span | None = None,
         due: Time | None = None,
         queue: str | None = None,
-        tolerance: float = TOLERANCE_S,
+        tolerance: Span = TOLERANCE_S,
     ) -> ScheduledTask:
         """Check that a task waits. What is not given may be anything.
 
         Args:
-            task: the task, or its name.
-            args: its positional arguments, as they were sent.
-            kwargs: its keyword arguments, as they were sent.
-            countdown: seconds from now until it is due; give either `countdown` or `due`.
+            task: the task, its name, or a signature.
+            args: its positional arguments, as they were sent; by default those of the signature, if there is one.
+            kwargs: its keyword arguments, in the same way.
+            countdown: a timedelta, or seconds: from now until it is due; give either `countdown` or `due`.
             due: when it is due.
             queue: name of its queue.
-            tolerance: by how much its due time may differ, in seconds.
+            tolerance: by how much its due time may differ: a timedelta, or seconds.
 
         Returns:
             The task; the one that is due first, if several match.
@@ -68,7 +69,7 @@ class DelayQTester(DelayQ):
         Raises:
             AssertionError: none matches. The message shows what waits instead.
         """
-        expected = Expectation(_name_of(task), args, kwargs, _due_ms(countdown, due), round(tolerance * 1000), queue)
+        expected = _expected(task, args, kwargs, _due_ms(countdown, due), _tolerance_ms(tolerance), queue)
         differing = []
         for found in self.iter_scheduled():
             differences = expected.differences(found, self.app.conf.accept_content)
@@ -79,21 +80,21 @@ class DelayQTester(DelayQ):
 
     def assert_not_scheduled(
         self,
-        task: str | Any,
+        task: Named,
         args: Sequence[Any] | None = None,
         kwargs: Mapping[str, Any] | None = None,
         *,
-        countdown: float | None = None,
+        countdown: Span | None = None,
         due: Time | None = None,
         queue: str | None = None,
-        tolerance: float = TOLERANCE_S,
+        tolerance: Span = TOLERANCE_S,
     ) -> None:
         """Check that no such task waits; see `assert_scheduled` for the arguments. Give few: then more is checked.
 
         Raises:
             AssertionError: one does. The message shows it.
         """
-        expected = Expectation(_name_of(task), args, kwargs, _due_ms(countdown, due), round(tolerance * 1000), queue)
+        expected = _expected(task, args, kwargs, _due_ms(countdown, due), _tolerance_ms(tolerance), queue)
         for found in self.iter_scheduled():
             if not expected.differences(found, self.app.conf.accept_content):
                 raise AssertionError(f"a task waits that should not: {shown(found, clock.now_ms())}")
@@ -232,11 +233,17 @@ def _in_order(lists: BrokerLists) -> list[BrokerList]:
     return sorted(lists.all(), key=lambda found: (found.priority, found.queue))
 
 
-def _due_ms(countdown: float | None, due: Time | None) -> int | None:
+def _expected(task: Named, args: Any, kwargs: Any, *rest: Any) -> Expectation:
+    name, signature = called(task)
+    args, kwargs = (signature.get(one) if it is None else it for one, it in (("args", args), ("kwargs", kwargs)))
+    return Expectation(name, args, kwargs, *rest)
+
+
+def _tolerance_ms(tolerance: Span) -> int:
+    return round(span_s(tolerance, "tolerance") * 1000)
+
+
+def _due_ms(countdown: Span | None, due: Time | None) -> int | None:
     if countdown is None and due is None:
         return None
     return to_ms(due_at(clock.now_ms(), countdown=countdown, eta=due), "due")
-
-
-def _name_of(task: str | Any) -> str:
-    return task if isinstance(task, str) else task.name

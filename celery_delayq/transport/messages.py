@@ -243,6 +243,20 @@ def json_body(message: Mapping[str, Any]) -> Any:
         return None
 
 
+def json_arguments(message: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]] | None:
+    """Return the arguments of a task as a worker gets them, if its body is JSON; otherwise None.
+
+    None also if a value is of a type for which this process has no decoder, see `kombu.utils.json.register_type`.
+    """
+    if message.get("content-type") != _JSON or "compression" in headers_of(message):
+        return None
+    try:
+        args, kwargs, _ = body_of(message, (_JSON,))
+    except Exception:  # of any decoder: whoever wrote the message may have written anything
+        return None
+    return (args, kwargs) if isinstance(args, list) and isinstance(kwargs, dict) else None
+
+
 def body_of(message: Mapping[str, Any], accept: Iterable[str]) -> tuple[Any, Any, dict[str, Any]]:
     """Decode the body of a task message into args, kwargs and the rest, if `accept` contains its content type.
 

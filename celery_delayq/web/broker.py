@@ -16,8 +16,8 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from celery_delayq.basics.errors import ConfigurationError, DelayqError
 from celery_delayq.inspector import Inspector
-from celery_delayq.metrics.history import History
-from celery_delayq.metrics.history import read as read_history
+from celery_delayq.inspector.history import History
+from celery_delayq.inspector.history import read as read_history
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.transport.reading import channel_for_reading, connection_for_reading
 from celery_delayq.transport.urls import hosts_of

@@ -11,7 +11,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from celery_delayq.basics.text import visible
-from celery_delayq.basics.times import shown_span, to_datetime, to_timedelta
+from celery_delayq.basics.times import shown_span
 from celery_delayq.web.request import encoded
 from celery_delayq.web.words import WEEKDAYS
 
@@ -42,19 +42,14 @@ def _number(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
-def _when(when: datetime | int | None, both: bool = False) -> Markup:
-    """Return a time, or unix time in ms, in UTC. The script turns it into the viewer's own, or adds that."""
+def _when(when: datetime | None, both: bool = False) -> Markup:
+    """Return a time in UTC. The script turns it into the viewer's own, or adds that."""
     if when is None:
         return Markup(NONE)
-    when = to_datetime(when) if isinstance(when, int) else when.astimezone(timezone.utc)
+    when = when.astimezone(timezone.utc)
     machine, shown = when.isoformat(timespec="milliseconds"), when.strftime("%Y-%m-%d %H:%M:%S")
     tag = '<time datetime="{}" data-both>{} UTC</time>' if both else '<time datetime="{}">{} UTC</time>'
     return Markup(tag).format(machine, shown)
-
-
-def _left(span: timedelta | int) -> str:
-    """Return a span, which may be in ms."""
-    return shown_span(to_timedelta(span) if isinstance(span, int) else span)
 
 
 def lateness(seconds: float | None) -> str:
@@ -112,8 +107,9 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_FILTERS = (cut, _number, _when, _left, lateness, _size, as_json, lines, _weekday, _without, _exact)
+_FILTERS = (cut, _number, _when, lateness, _size, as_json, lines, _weekday, _without, _exact)
 ENVIRONMENT.filters.update({each.__name__.lstrip("_"): each for each in _FILTERS})
+ENVIRONMENT.filters["left"] = shown_span
 ENVIRONMENT.globals.update(url=_url, longest_name=LONGEST_NAME)
 
 

@@ -113,6 +113,6 @@ def test_a_delayed_copy_waits_under_its_id(server: PrivateRedis, client: redis.R
     app = make_app(broker_url(OURS, server.port))
     Copier(app, client).publish([7], time.time() + 3600)
     (task,) = app.delayq.scheduled(queue="celery").tasks
-    assert task.args == "(7,)"
+    assert task.args_text == "(7,)"
     assert app.delayq.cancel(task.id)
     app.close()

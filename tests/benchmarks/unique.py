@@ -150,7 +150,7 @@ def _take_turns(report: Report, scale: Scale, worker: BenchWorker) -> None:
         worker.app.tasks["note"].apply_async((number,), eta=eta, throttle=pace)
     late = f"turns were over before all {count} tasks were published"
     assert time.time() < eta.timestamp(), late
-    dues = {int(task.args[1:-2]): task.due.timestamp() for task in worker.app.delayq.iter_scheduled()}
+    dues = {int(task.args_text[1:-2]): task.due.timestamp() for task in worker.app.delayq.iter_scheduled()}
     wait_until(lambda: worker.count() >= count, "all have run", _AHEAD_S + count / _TURNS_A_SECOND + 30)
     lateness = [(run.ran_at - dues[run.number]) * 1000 for run in worker.runs()]
     for percent in (50, 99):

@@ -35,7 +35,7 @@ class TestExportAndImport:
         assert (exported.code, exported.stderr) == (0, "1 task exported to -.\n")
         app.delayq.cancel(task_id)
         assert command("import", "-", input=exported.stdout.encode()).stdout.startswith("1 task stored")
-        assert app.delayq.get(task_id).args == "('é',)"
+        assert app.delayq.get(task_id).args_text == "('é',)"
         is_wrong_use(command("export", "-", "--json"), "--json")
 
     def test_of_some_queues(self, app: Celery, command: Command, path: Path) -> None:

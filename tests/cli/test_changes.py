@@ -8,9 +8,11 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_ms
+from celery_delayq.queue import codec
 from tests.cli.running import Command, is_wrong_use
 from tests.integration.publishing import SOON, publish, ready
-from tests.state import nothing_changes, now_ms
+from tests.state import FAR, nothing_changes, now_ms
 
 pytestmark = pytest.mark.on_cluster(always=True)
 
@@ -109,7 +111,7 @@ class TestReschedule:
         task_id = publish(app)
         before = now_ms(waiting.client)
         assert command("reschedule", task_id, option, value).stdout == "1 task rescheduled.\n"
-        assert before <= app.delayq.get(task_id).due_ms - 5_400_000 <= now_ms(waiting.client)
+        assert before <= to_ms(app.delayq.get(task_id).due, "due") - 5_400_000 <= now_ms(waiting.client)
 
     @pytest.mark.parametrize("eta", ["2041-02-03T04:05:06", "2041-02-03T13:05:06+09:00", "2041-02-03T04:05:06Z"])
     def test_to_a_time(self, app: Celery, command: Command, eta: str) -> None:
@@ -155,11 +157,6 @@ def test_run_now(app: Celery, waiting: DelayedQueue, command: Command) -> None:
     assert again.stderr.count("is not waiting: it may be in its queue") == 2
 
 
-@pytest.mark.parametrize("verb", [["run-now"], ["reschedule", "--countdown", "1"], ["show"]])
-def test_ids_are_needed(command: Command, verb: list[str]) -> None:
-    is_wrong_use(command(*verb), "Missing argument")
-
-
 class TestUpdate:
     def test_arguments_and_priority(self, app: Celery, command: Command) -> None:
         ids = [publish(app, args=(number,)) for number in range(2)]
@@ -167,7 +164,7 @@ class TestUpdate:
         assert (done.code, done.stdout, done.stderr) == (0, "2 tasks updated.\n", "")
         assert command("update", ids[0], "--args", "[]", "--kwargs", '{"value": 1}').code == 0
         found = {task.id: task for task in app.delayq.iter_scheduled()}
-        assert [(found[one].args, found[one].kwargs, found[one].priority) for one in ids] == [
+        assert [(found[one].args_text, found[one].kwargs_text, found[one].priority) for one in ids] == [
             ("()", "{'value': 1}", 9),
             ("['new']", "{}", 9),
         ]
@@ -188,3 +185,69 @@ class TestUpdate:
         task_id = publish(app)
         with nothing_changes(waiting.client):
             is_wrong_use(command("update", task_id, *options), said)
+
+
+#: Each command, its question, what it says of one task, and the name of its number in JSON.
+COMMANDS = [
+    (["cancel"], "Cancel 1 task for good?", "cancelled", "cancelled"),
+    (
+        ["reschedule", "--eta", "2041-02-03"],
+        "Reschedule 1 task to 2041-02-03 00:00:00 UTC?",
+        "rescheduled",
+        "rescheduled",
+    ),
+    (["run-now"], "Move 1 task to their queues?", "moved to their queues", "moved"),
+]
+
+
+@pytest.mark.parametrize(("verb", "question", "done", "name"), COMMANDS)
+class TestAllThatMatch:
+    """The three commands have the same filters and options."""
+
+    def test_are_changed(
+        self, app: Celery, waiting: DelayedQueue, command: Command, verb: list[str], question: str, done: str, name: str
+    ) -> None:
+        kept = [publish(app, queue="other"), publish(app, seconds=60), publish(app, "add", args=(1, 2))]
+        task_id = publish(app, args=("this",))
+        options = ["--queue", "celery", "--task", "note", "--text", "this", "--due-before", "2040-01-01T00:00:30"]
+        with nothing_changes(waiting.client):
+            assert command(*verb, *options, "--dry-run").stdout == f"1 task would be {done}.\n"
+            is_wrong_use(command(*verb, *options), question, "pass --yes")
+        assert command(*verb, *options, "--yes").stdout == f"1 task {done}.\n"
+        tasks = {task.id: task.due.year for task in app.delayq.iter_scheduled()}
+        assert tasks.pop(task_id, None) == (2041 if name == "rescheduled" else None)
+        assert tasks == dict.fromkeys(kept, 2040)
+        assert len(ready(waiting.client)) == (name == "moved")
+        (told,) = command(*verb, "--all", "--yes", "--json").json()
+        assert told == {name: 3, "matched": 3, "dry_run": False}
+
+    def test_are_none(self, command: Command, verb: list[str], question: str, done: str, name: str) -> None:
+        """Of what is due then already, too."""
+        answer = command(*verb, "--task", "nobody", "--yes")
+        assert (answer.code, answer.stdout) == (1, f"0 tasks {done}.\n")
+
+    def test_of_a_misspelt_name_are_an_error(
+        self, command: Command, verb: list[str], question: str, done: str, name: str
+    ) -> None:
+        answer = command(*verb, "--task", "ntoe", "--yes")
+        assert (answer.code, answer.stdout) == (1, "")
+        assert answer.stderr == "Error: unknown task 'ntoe': did you mean 'note'?\n"
+
+    @pytest.mark.parametrize("which", [[], ["--yes"], ["an-id", "--all"], ["--all", "--queue", "celery"]])
+    def test_one_says_which(
+        self, command: Command, verb: list[str], question: str, done: str, name: str, which: list[str]
+    ) -> None:
+        is_wrong_use(command(*verb, *which), "give either task ids, or filters", "or --all")
+
+
+def test_tasks_of_other_programs_are_not_rescheduled(app: Celery, waiting: DelayedQueue, command: Command) -> None:
+    waiting.register(again=True)
+    publish(app)
+    waiting.client.zadd(waiting.keys.timeout_set, {codec.pack(b"12345678", b"java"): FAR})
+    done = command("reschedule", "--all", "--countdown", "1h", "--yes")
+    assert (done.code, done.stdout) == (1, "1 task rescheduled.\n")
+    assert done.stderr == "cannot reschedule 1 task of another program: cancel or run them\n"
+
+
+def test_show_needs_an_id(command: Command) -> None:
+    is_wrong_use(command("show"), "Missing argument")

@@ -16,7 +16,8 @@ import redis
 from celery import Celery
 from kombu import Queue
 
-from celery_delayq import DelayedQueue
+from celery_delayq import DelayedQueue, DelayQ
+from celery_delayq.health.finding import Level
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
@@ -91,6 +92,12 @@ class TestNobodyRuns:
         command("check")
         assert set(broker_client.scan_iter()) == keys
         assert not broker_client.execute_command("PUBSUB", "CHANNELS", "delayq:*")
+
+    def test_python_gets_the_same(self, unused: None, app: Celery, command: Command) -> None:
+        findings = app.delayq.check()
+        assert [(it.check, it.level, it.servers) for it in findings] == [
+            (line["check"], line["level"], tuple(line["servers"])) for line in command("check", "--json").lines()
+        ]
 
     def test_a_table(self, unused: None, command: Command) -> None:
         lines = command("check").stdout.splitlines()
@@ -467,3 +474,23 @@ class TestQueuesOfTheRights:
         options = {"broker_transport_options": {"global_keyprefix": "shop:"}}
         finding = self.permissions(broker_server, ledger_url, "~shop:*", **options)
         assert finding["message"] == "The user shop may do all that workers and producers need."
+
+
+@pytest.mark.one_server
+def test_python_gets_a_finding_if_the_server_is_away() -> None:
+    app = Celery("shop", broker="delayq://127.0.0.1:1/0", set_as_current=False)
+    findings = DelayQ(app).check()
+    (finding,) = (it for it in findings if it.level is Level.ERROR)
+    assert finding.check == "server"
+    assert "Connection refused" in finding.message
+    assert finding.advice == "Check the broker URL, and whether the server runs: nothing works without it."
+
+
+@pytest.mark.one_server
+def test_tasks_that_cannot_be_imported_are_told(broker_url: str) -> None:
+    app = Celery("shop", broker=broker_url, set_as_current=False, include=["no_such_module"])
+    findings = DelayQ(app).check()
+    assert (
+        "Not checked: cannot import all tasks of the app: ModuleNotFoundError: No module named 'no_such_module'."
+        in {it.message for it in findings}
+    )

@@ -228,3 +228,12 @@ def test_errors_of_periodic_tasks_are_below_the_table(app: Celery, command: Comm
     table, _, below = command("schedule", "list").stdout.partition("error")
     assert "bad" in table
     assert below.split("\n")[1:] == [f"bad: {error}", ""]
+
+
+def test_a_misspelt_task_is_an_error_if_nothing_waits_for_it(app: Celery, command: Command) -> None:
+    done = command("list", "--task", "ntoe", "--json")
+    assert (done.code, done.stdout) == (1, "")
+    assert done.stderr == "Error: unknown task 'ntoe': did you mean 'note'?\n"
+    app.send_task("ntoe", countdown=60)
+    assert len(command("list", "--task", "ntoe", "--json").json()) == 1
+    assert command("list", "--task", "billing.charge").stderr == "No waiting tasks match.\n"

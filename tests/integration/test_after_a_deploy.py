@@ -69,8 +69,8 @@ def entry(*args: Any, schedule: Any = 3600, **options: Any) -> dict[str, Any]:
 
 
 def test_new_arguments(deploy: Deploys) -> None:
-    assert "1.5" in deploy(entry(Decimal("1.5"))).args
-    assert "2.5" in deploy(entry(Decimal("2.5"))).args
+    assert "1.5" in deploy(entry(Decimal("1.5"))).args_text
+    assert "2.5" in deploy(entry(Decimal("2.5"))).args_text
 
 
 def test_the_new_queue_of_the_task(deploy: Deploys) -> None:

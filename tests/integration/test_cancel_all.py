@@ -13,10 +13,12 @@ from celery import Celery
 from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_ms
 from celery_delayq.inspector.histogram import Bucket
 from celery_delayq.queue import codec
 from celery_delayq.transport import messages
 from tests.brokers import list_for
+from tests.integration.publishing import ready
 from tests.state import FAR, bury, calls, give, lease, nothing_changes, now_ms, offer
 from tests.support import wait_until
 from tests.worker_app import publisher
@@ -147,6 +149,83 @@ class TestCancelAll:
         assert waiting.size() == 0
 
 
+#: The other two calls for all that match, each with what becomes of a task.
+_IN_2099 = datetime(2099, 7, 1, tzinfo=timezone.utc) - datetime.now(timezone.utc)
+OTHERS: list[tuple[str, dict[str, Any], int | None]] = [
+    ("reschedule_all", {"countdown": _IN_2099}, 2099),
+    ("reschedule_all", {"eta": SOON + timedelta(days=366)}, 2041),
+    ("reschedule_all", {"eta": 5}, None),
+    ("run_now_all", {}, None),
+]
+
+
+@pytest.mark.parametrize(("method", "when", "year"), OTHERS)
+class TestTheOthers:
+    @pytest.mark.parametrize(("criteria", "expected"), MATCHING)
+    def test_change_what_matches_and_nothing_else(
+        self,
+        app: Celery,
+        four: DelayedQueue,
+        method: str,
+        when: dict[str, Any],
+        year: int | None,
+        criteria: dict[str, Any],
+        expected: set[str],
+    ) -> None:
+        change = getattr(app.delayq, method)
+        with nothing_changes(four.client):
+            assert change(**criteria, **when, dry_run=True) == len(expected)
+        told: list[tuple[int, int]] = []
+        assert change(**criteria, **when, on_progress=lambda *now: told.append(now)) == len(expected)
+        assert not told or told[-1][0] == told[-1][1]
+        left = {task.id: task for task in app.delayq.iter_scheduled()}
+        assert left.keys() == set("abcd") - (expected if year is None else set())
+        for task_id, task in left.items():
+            assert task.due.year == (year if task_id in expected else 2040)
+            assert task.eta == task.due
+
+    def test_change_each_task_once_in_due_order(
+        self, app: Celery, waiting: DelayedQueue, method: str, when: dict[str, Any], year: int | None
+    ) -> None:
+        """Also those that are due before and after the new time, of which there is more than a page."""
+        app.delayq.apply_async_many(
+            app.tasks["note"].s(number).set(eta=SOON + number * SECOND, task_id=str(number)) for number in range(500)
+        )
+        if year is not None:
+            when = {"eta": SOON + 250 * SECOND}
+        assert getattr(app.delayq, method)(queue="celery", **when) == 500 - (year is not None)
+        if year is None:
+            assert [message["headers"]["id"] for message in ready(waiting.client)] == [str(at) for at in range(500)]
+        else:
+            assert {task.due for task in app.delayq.iter_scheduled()} == {SOON + 250 * SECOND}
+        assert getattr(app.delayq, method)(queue="celery", **when) == 0
+
+    def test_stop_where_progress_raises(
+        self, app: Celery, waiting: DelayedQueue, method: str, when: dict[str, Any], year: int | None
+    ) -> None:
+        app.delayq.apply_async_many(app.tasks["note"].s().set(eta=SOON) for _ in range(300))
+
+        def stop(examined: int, total: int) -> None:
+            assert (examined, total) == (100, 300)
+            raise KeyboardInterrupt
+
+        with pytest.raises(KeyboardInterrupt):
+            getattr(app.delayq, method)(queue="celery", on_progress=stop, **when)
+        assert sum(task.due == SOON for task in app.delayq.iter_scheduled()) == 200
+
+    def test_want_a_criterion(
+        self, app: Celery, four: DelayedQueue, method: str, when: dict[str, Any], year: int | None
+    ) -> None:
+        with nothing_changes(four.client), pytest.raises(ValueError, match="or pass everything=True"):
+            getattr(app.delayq, method)(**when)
+
+
+@pytest.mark.parametrize("when", [{}, {"countdown": 1, "eta": 1}])
+def test_a_new_time_is_given_in_one_way(app: Celery, four: DelayedQueue, when: dict[str, Any]) -> None:
+    with nothing_changes(four.client), pytest.raises(TypeError, match="either countdown or eta"):
+        app.delayq.reschedule_all(queue="celery", **when)
+
+
 class TestCounts:
     def test_everything_that_is_somewhere(self, app: Celery, waiting: DelayedQueue) -> None:
         client = waiting.client
@@ -165,23 +244,25 @@ class TestCounts:
         client.zadd(waiting.keys.consumers, {"": 1})
         client.set(waiting.keys.transferrer, f"{now}:host:1:abc")
         with nothing_changes(client):
-            counts = app.delayq.counts(span=600, buckets=6)
+            counts = app.delayq.counts(span=timedelta(minutes=10), buckets=6)
         celery = next(queue for queue in counts.queues if queue.queue == "celery")
         assert (celery.ready, celery.delayed, celery.overdue) == (3, 6, 1)
-        assert (celery.in_flight, celery.dead, celery.next_due_ms) == (4, 1, 5)
+        assert (celery.in_flight, celery.dead) == (4, 1)
         assert celery.punctual == ("host:1:abc",)
         assert counts.next_due == celery.next_due == datetime(1970, 1, 1, 0, 0, 0, 5000, tzinfo=timezone.utc)
-        assert now <= counts.at_ms <= now_ms(client)
+        assert now <= to_ms(counts.at, "at") <= now_ms(client)
         assert [bucket.count for bucket in counts.histogram] == [1, 2, 0, 0, 1, 0]
         assert counts.later == 1
-        ends = [(bucket.start_ms - counts.at_ms, bucket.end_ms - counts.at_ms) for bucket in counts.histogram]
-        assert ends == [(number * 100_000 + 1, number * 100_000 + 100_001) for number in range(6)]
+        ends = [(bucket.start - counts.at, bucket.end - counts.at) for bucket in counts.histogram]
+        first = timedelta(milliseconds=1)
+        assert ends == [(first + number * 100 * SECOND, first + (number + 1) * 100 * SECOND) for number in range(6)]
 
     def test_of_nothing(self, app: Celery, waiting: DelayedQueue) -> None:
         counts = app.delayq.counts(span=1, buckets=1)
         assert all(queue.ready == queue.delayed == queue.dead == 0 for queue in counts.queues)
         assert counts.next_due is None
-        assert counts.histogram == (Bucket(counts.at_ms + 1, counts.at_ms + 1001, 0),)
+        first = timedelta(milliseconds=1)
+        assert counts.histogram == (Bucket(counts.at + first, counts.at + first + SECOND, 0),)
         assert "celery" in [queue.queue for queue in counts.queues]
 
     def test_commands_do_not_grow_with_what_waits(self, app: Celery, waiting: DelayedQueue) -> None:

@@ -9,6 +9,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime, to_ms
 from celery_delayq.inspector.consumers import Lease
 from tests.brokers import list_for
 from tests.ledger import Ledger
@@ -37,13 +38,13 @@ def test_all_that_is_known_of_a_consumer(app: Celery, waiting: DelayedQueue) -> 
     begin = now_ms(client)
     with nothing_changes(client):
         found = app.delayq.consumers()
-    assert begin <= found.at_ms <= now_ms(client)
+    assert begin <= to_ms(found.at, "at") <= now_ms(client)
     assert not found.lost
     one, two = found.consumers
     assert (one.id, one.host, one.pid, one.in_flight, one.queues) == (ONE, "host", 1, 3, ("celery",))
     assert one.leases == (
-        Lease("celery", "celery", 0, ends_ms, True, False, 2, False),
-        Lease("celery", high.name, 9, ended_ms, False, False, 1, True),
+        Lease("celery", "celery", 0, to_datetime(ends_ms), True, False, 2, False),
+        Lease("celery", high.name, 9, to_datetime(ended_ms), False, False, 1, True),
     )
     assert (two.id, two.in_flight, [it.is_punctual for it in two.leases]) == (TWO, 0, [False])
 
@@ -51,7 +52,7 @@ def test_all_that_is_known_of_a_consumer(app: Celery, waiting: DelayedQueue) -> 
 def test_one_that_was_given_up(app: Celery, waiting: DelayedQueue) -> None:
     waiting.client.zadd(waiting.keys.consumers, {ONE: -1_700_000_000_000})
     (found,) = leases(app)[ONE]
-    assert (found.ends_ms, found.is_lasting, found.is_given_up) == (1_700_000_000_000, False, True)
+    assert (found.ends, found.is_lasting, found.is_given_up) == (to_datetime(1_700_000_000_000), False, True)
 
 
 def test_of_several_queues(app: Celery, waiting: DelayedQueue) -> None:

@@ -103,7 +103,7 @@ def test_a_task_is_sent_and_found_and_cancelled(app: Any, delayq: DelayQ) -> Non
         ]
         found = [task async for task in delayq.aiter_scheduled(limit=3)]
         assert [task.id for task in found] == [result.id for result in sent]
-        assert [task.args for task in found] == ["(1,)", "()", "(3,)", "(4,)"]
+        assert [task.args for task in found] == [(1,), (), (3,), (4,)]
         assert (await delayq.aget(sent[0])) == delayq.get(sent[0].id)
         assert await delayq.acancel(sent[:3], timeout=30) == {result.id: True for result in sent[:3]}
         assert not await delayq.acancel(sent[0])

@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 from kombu.utils.json import loads
 
-from celery_delayq import DelayQ, UnknownQueue
+from celery_delayq import DelayQ, UnknownQueue, UnknownTask
 from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, FAILED, NOT_AN_ENTRY, pack
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.set_aside import keep
@@ -62,7 +62,10 @@ def test_pages_have_both_and_filters_select_some(delayq: DelayQ, broker_client: 
 
     assert found(queue="celery") == ["a", "b"]
     assert found(reason=FAILED) == ["b", "c"]
-    assert found(task="mail") == ["c"]
+    assert found(task="mail") == found(task=delayq.app.signature("mail")) == ["c"]
+    assert found(task=delayq.app.tasks["note"]) == []
+    with pytest.raises(UnknownTask, match="did you mean 'note'"):
+        delayq.dead(task="ntoe")
     assert found(text="away") == ["c"]
     assert found(text="42") == ["a", "b"]
     assert found(before=datetime(2024, 1, 1, tzinfo=timezone.utc)) == ["a"]

@@ -9,6 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime, to_ms
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.histogram import Bucket, histogram
 from celery_delayq.queue import codec
@@ -41,9 +42,9 @@ def test_what_is_due_before_in_and_after_the_window(app: Celery, some: DelayedQu
         assert counts(app) == (2, [3, 1, 1], 3)  # the end of a bucket belongs to the next one
     begin = now_ms(some.client)
     found = app.delayq.histogram(SOON.timestamp(), 30.0, 3)
-    assert begin <= found.at_ms <= now_ms(some.client)
+    assert begin <= to_ms(found.at, "at") <= now_ms(some.client)
     assert found.buckets == tuple(
-        Bucket(START_MS + 10_000 * number, START_MS + 10_000 * (number + 1), count)
+        Bucket(to_datetime(START_MS + 10_000 * number), to_datetime(START_MS + 10_000 * (number + 1)), count)
         for number, count in enumerate([3, 1, 1])
     )
 
@@ -64,7 +65,7 @@ def test_overdue_tasks_are_in_the_past(app: Celery, waiting: DelayedQueue) -> No
     waiting.register(again=True)
     offer(waiting, "overdue", 5)
     found = app.delayq.histogram(0, 1, 1000)
-    assert found.buckets[5] == Bucket(5, 6, 1)
+    assert found.buckets[5] == Bucket(to_datetime(5), to_datetime(6), 1)
 
 
 @pytest.mark.parametrize(

@@ -60,9 +60,12 @@ CALLS: dict[str, Callable[[Any], Any]] = {
     "scheduled": lambda delayq: delayq.scheduled(timeout=0.2),
     "iter_scheduled": lambda delayq: list(delayq.iter_scheduled(timeout=0.2)),
     "cancel_all": lambda delayq: delayq.cancel_all(everything=True, timeout=0.2),
+    "reschedule_all": lambda delayq: delayq.reschedule_all(countdown=60, everything=True, timeout=0.2),
+    "run_now_all": lambda delayq: delayq.run_now_all(everything=True, timeout=0.2),
     "change_some": lambda delayq: delayq.change_some("cancel", everything=True, timeout=0.2).lost.check(),
     "counts": lambda delayq: delayq.counts(timeout=0.2),
     "histogram": lambda delayq: delayq.histogram(0, 60, 2, timeout=0.2),
+    "history": lambda delayq: delayq.history(timeout=0.2),
     "consumers": lambda delayq: delayq.consumers(timeout=0.2),
     "pause": lambda delayq: delayq.pause("celery", timeout=0.2),
     "resume": lambda delayq: delayq.resume("celery", timeout=0.2),
@@ -188,6 +191,16 @@ def test_a_call_ends_if_redis_hangs(broker_server: Server, broker_url: str, is_w
         with hanging(*processes(broker_server)), pytest.raises(ERRORS):
             CALLS[name](app.delayq)
         assert app.delayq.get("a") is None
+
+
+@pytest.mark.parametrize("is_warm", [False, True], ids=["cold", "warm"])
+def test_a_check_that_ends_in_time_has_found_it(broker_server: Server, broker_url: str, is_warm: bool) -> None:
+    with shop(broker_url) as app:
+        if is_warm:
+            app.delayq.get("a")
+        with hanging(*processes(broker_server)):
+            findings = app.delayq.check(timeout=0.2)
+        assert {it.check for it in findings if it.level == "error"} == {"server"}
 
 
 def test_every_method_takes_a_timeout() -> None:

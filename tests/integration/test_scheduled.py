@@ -16,6 +16,7 @@ from celery import Celery, chain, group
 from kombu.exceptions import OperationalError
 
 from celery_delayq import ConfigurationError, DelayedQueue
+from celery_delayq.basics.times import to_datetime, to_ms
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.pages import Criteria, page
@@ -39,9 +40,9 @@ class TestGet:
         task_id = publish(app, args=(["long", "list"],), kwargs={}, expires=expires, priority=3)
         with nothing_changes(waiting.client):
             task = app.delayq.get(task_id)
-        assert (task.id, task.name, task.args, task.kwargs) == (task_id, "note", "(['long', 'list'],)", "{}")
+        assert (task.id, task.name, task.args_text, task.kwargs_text) == (task_id, "note", "(['long', 'list'],)", "{}")
         assert task.due == task.eta == SOON
-        left_ms = task.due_ms - now_ms(waiting.client)
+        left_ms = to_ms(task.due, "due") - now_ms(waiting.client)
         assert timedelta(milliseconds=left_ms) <= task.time_left <= timedelta(milliseconds=left_ms, seconds=30)
         assert (task.queue, task.priority, task.broker_list) == ("celery", 3, list_for(waiting.client, "celery", 3))
         assert (task.retries, task.expires, task.root_id, task.parent_id) == (0, expires, task_id, None)
@@ -91,7 +92,7 @@ class TestGet:
         task_id = publish(app, args=({1, 2},), serializer="pickle")
         monkeypatch.setattr(pickle, "loads", None)
         task = app.delayq.get(task_id)
-        assert (task.args, task.content_type) == ("({1, 2},)", "application/x-python-serialize")
+        assert (task.args_text, task.content_type) == ("({1, 2},)", "application/x-python-serialize")
 
 
 class TestPages:
@@ -179,7 +180,7 @@ class TestPages:
         )
         task, java = app.delayq.scheduled()
         assert task.id == task_id
-        assert (java.id, java.name, java.size, java.offered, java.due_ms) == (None, None, 8, None, FAR)
+        assert (java.id, java.name, java.size, java.offered, java.due) == (None, None, 8, None, to_datetime(FAR))
 
     def test_of_a_queue_that_only_the_app_knows(self, app: Celery, waiting: DelayedQueue) -> None:
         """As Java offers to it."""
@@ -259,7 +260,7 @@ class TestBadInput:
             ({"cursor": "WzFd"}, ValueError, "must be the cursor of a page"),
             ({"cursor": 5}, TypeError, "cursor must be"),
             ({"queue": 5}, TypeError, "queue must be a name as a str, not 5"),
-            ({"task": b"note"}, TypeError, "task must be a name"),
+            ({"task": b"note"}, TypeError, "task must be a task, its name or a signature"),
             ({"text": b"note"}, TypeError, "text must be a str, not b'note'"),
             ({"text": ""}, ValueError, "text must not be empty"),
             ({"due_after": "tomorrow"}, TypeError, "due_after must be a datetime"),

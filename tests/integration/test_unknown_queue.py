@@ -19,6 +19,8 @@ CALLS: dict[str, Callable[[DelayQ, str], Any]] = {
     "scheduled": lambda delayq, queue: len(delayq.scheduled(queue=queue)),
     "iter_scheduled": lambda delayq, queue: len(list(delayq.iter_scheduled(queue=queue))),
     "cancel_all": lambda delayq, queue: delayq.cancel_all(queue=queue),
+    "reschedule_all": lambda delayq, queue: delayq.reschedule_all(queue=queue, countdown=60),
+    "run_now_all": lambda delayq, queue: delayq.run_now_all(queue=queue),
     "change_some": lambda delayq, queue: delayq.change_some("cancel", queue=queue).changed,
     "histogram": lambda delayq, queue: delayq.histogram(0, 3600, 1, queue=queue).after,
     "release": lambda delayq, queue: delayq.release(queue).released,

@@ -107,7 +107,7 @@ class TestArguments:
         for message in (before, after):
             message.pop("body")
         assert after == before
-        assert app.delayq.get(first).args == "['new']"
+        assert app.delayq.get(first).args_text == "['new']"
         assert app.delayq.update(first, kwargs={"x": uuid.UUID(int=7)}) is True
         assert json_body(message_in(waiting))[:2] == [
             ["new"],
@@ -119,12 +119,12 @@ class TestArguments:
     ) -> None:
         result = loose.apply_async((1,), countdown=600)
         assert app.delayq.update(result, args=("x" * 5000,))
-        shown = app.delayq.get(result).args
+        shown = app.delayq.get(result).args_text
         assert shown.endswith("...',)")
         assert len(shown) < 1100
         assert app.delayq.update(result, args=("secret",), kwargs={"card": 1}, argsrepr="(***)", kwargsrepr="{***}")
         found = app.delayq.get(result)
-        assert (found.args, found.kwargs) == ("(***)", "{***}")
+        assert (found.args_text, found.kwargs_text) == ("(***)", "{***}")
         assert found.body[:2] == [["secret"], {"card": 1}]
 
     def test_nothing_is_unpickled_that_the_app_does_not_accept(
@@ -140,7 +140,7 @@ class TestArguments:
             assert other.delayq.update(result, args=({1, 2},))
             message = message_in(waiting)
             assert message["content-type"] == "application/x-python-serialize"
-            assert app.delayq.get(result).args == "({1, 2},)"
+            assert app.delayq.get(result).args_text == "({1, 2},)"
 
     @pytest.mark.parametrize(
         ("new", "error", "match"),
@@ -177,7 +177,7 @@ class TestArguments:
     def test_a_task_that_the_app_does_not_know(self, app: Celery, waiting: DelayedQueue) -> None:
         result = app.send_task("nobody knows it", (1, 2), countdown=600)
         assert app.delayq.update(result, args=(1, 2, 3))
-        assert app.delayq.get(result).args == "(1, 2, 3)"
+        assert app.delayq.get(result).args_text == "(1, 2, 3)"
 
 
 class TestPriority:
@@ -191,7 +191,7 @@ class TestPriority:
             assert (found.priority, found.due, found.queue) == (priority, LATER, "celery")
             assert list(app.delayq.scheduled()) == [found]
         assert app.delayq.update(result, priority=6, args=("b",))
-        assert app.delayq.get(result).args == "('b',)"
+        assert app.delayq.get(result).args_text == "('b',)"
         assert app.delayq.run_now(result)
         assert len(ready(waiting.client, list_for(waiting.client, "celery", 6))) == 1
 
@@ -206,7 +206,7 @@ class TestPriority:
         }
         found = list(app.delayq.iter_scheduled())
         assert {(task.priority, task.queue) for task in found} == {(5, "celery"), (5, "other")}
-        assert len({task.args for task in found}) == 131
+        assert len({task.args_text for task in found}) == 131
 
     @pytest.mark.one_server("its own separator")
     def test_with_another_separator(self, broker_url: str, ledger_url: str, waiting: DelayedQueue) -> None:
@@ -243,7 +243,7 @@ class TestMeets:
         result = loose.apply_async((1,), countdown=600, unique="key", task_id="mine")
         assert app.delayq.update(result, args=(2,))
         assert loose.apply_async((1,), countdown=600, unique="key", task_id="mine").id == "mine"
-        assert app.delayq.get(result).args == "(2,)"
+        assert app.delayq.get(result).args_text == "(2,)"
 
     def test_a_throttled_task_keeps_its_turn(self, app: Celery, waiting: DelayedQueue, loose: Any) -> None:
         tasks = [loose.apply_async((n,), throttle=Throttle("1/h", key="key")) for n in range(3)]
@@ -317,7 +317,7 @@ class TestRaces:
                 updated = app.delayq.update(task, args=("new",), priority=priority)
                 moved = transferred.result()
                 delivered = [message["headers"]["argsrepr"] for message in ready(waiting.client)]
-                waits = [found.args for found in app.delayq.scheduled()]
+                waits = [found.args_text for found in app.delayq.scheduled()]
                 assert [*delivered, *waits] == ["('new',)" if updated else "('old',)"]
                 assert len(delivered) == moved
                 app.delayq.cancel(task)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, Histogram
 
-from celery_delayq.metrics.histograms import BOUNDS_S, fields_of, quantile, read, read_buckets
+from celery_delayq.queue.histograms import BOUNDS_S, fields_of, quantile, read, read_buckets
 
 
 def totals_of(lateness: list[float]) -> Counter[str]:

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from datetime import datetime, timedelta, timezone
 
 import pytest
 import redis
 from celery import Celery
 
-from celery_delayq import DelayedQueue
+from celery_delayq import DelayedQueue, UnknownQueue
 from celery_delayq.inspector.broker_lists import BrokerLists
+from celery_delayq.inspector.history import History, Point, read
 from celery_delayq.metrics.flusher import Flusher
-from celery_delayq.metrics.histograms import fields_of
-from celery_delayq.metrics.history import History, Point, read
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.queue import measuring
+from celery_delayq.queue.histograms import fields_of
 from celery_delayq.queue.keys import QueueKeys
 from tests.state import FAR, nothing_changes, now_ms
 
@@ -35,6 +36,14 @@ def count(client: redis.Redis, seconds_ago: int, numbers: dict[str, int], name: 
     return at_s
 
 
+def at(seconds: float) -> datetime:
+    return datetime.fromtimestamp(seconds, timezone.utc)
+
+
+def milliseconds(when: datetime) -> int:
+    return (when - at(0)) // timedelta(milliseconds=1)
+
+
 def late(seconds: float, number: int) -> dict[str, int]:
     """What is counted of messages that were so late."""
     bucket, _, _ = fields_of("transfer_lateness", seconds)
@@ -42,7 +51,7 @@ def late(seconds: float, number: int) -> dict[str, int]:
 
 
 def point_at(found: History, at_s: int) -> Point:
-    (point,) = (point for point in found.points if point.start_ms <= at_s * 1000 < point.end_ms)
+    (point,) = (point for point in found.points if point.start <= at(at_s) < point.end)
     return point
 
 
@@ -52,12 +61,12 @@ class TestPoints:
         begin = now_ms(lists.client)
         with nothing_changes(lists.client):
             found = read(lists, hours)
-        assert begin <= found.at_ms <= now_ms(lists.client)
-        starts = [point.start_ms for point in found.points]
+        assert begin <= milliseconds(found.at) <= now_ms(lists.client)
+        starts = [milliseconds(point.start) for point in found.points]
         assert starts == list(range(starts[0], starts[0] + number * point_ms, point_ms))
-        assert all(point.end_ms - point.start_ms == point_ms for point in found.points)
+        assert all(point.end - point.start == timedelta(milliseconds=point_ms) for point in found.points)
         assert starts[0] % point_ms == 0
-        assert starts[-1] <= found.at_ms < starts[-1] + point_ms
+        assert found.points[-1].start <= found.at < found.points[-1].end
         assert {(point.transferred, point.p50_s, point.p95_s) for point in found.points} == {(0, None, None)}
 
     def test_have_what_was_counted_then(self, lists: BrokerLists, hours: int, number: int, point_ms: int) -> None:
@@ -66,7 +75,7 @@ class TestPoints:
         found = read(lists, hours)
         assert sum(point.transferred for point in found.points) == len(added)
         for point in found.points:
-            assert point.transferred == sum(point.start_ms <= at_s * 1000 < point.end_ms for at_s in added)
+            assert point.transferred == sum(point.start <= at(at_s) < point.end for at_s in added)
 
     def test_have_percentiles_of_all_queues(self, lists: BrokerLists, hours: int, number: int, point_ms: int) -> None:
         at_s = count(lists.client, 0, late(0.0, 50))
@@ -108,9 +117,9 @@ def test_what_workers_add_is_there(lists: BrokerLists, app: Celery) -> None:
         assert sum(point.transferred for point in read(lists, hours).points) == 12
 
 
-@pytest.mark.parametrize("hours", [0, 1, 24, "8", 8.0, True])
+@pytest.mark.parametrize("hours", [0, 1, 24, 7.99, True])
 def test_other_hours_are_not_kept(lists: BrokerLists, hours: int) -> None:
-    with pytest.raises(ValueError, match="hours must be 8 or 72"):
+    with pytest.raises(ValueError, match="a history has 8 or 72 hours, not"):
         read(lists, hours)
 
 
@@ -141,5 +150,24 @@ def test_what_is_over_is_not_read_again(lists: BrokerLists, hours: int) -> None:
 
 def test_a_clock_that_was_put_back_does_no_harm(lists: BrokerLists) -> None:
     found = read(lists, 8)
-    ahead = History(found.at_ms + 3_600_000, tuple(replace(one, transferred=7) for one in found.points))
+    ahead = History(found.at + timedelta(hours=1), tuple(replace(one, transferred=7) for one in found.points))
     assert {point.transferred for point in read(lists, 8, known=ahead).points} == {7}
+
+
+class TestThroughDelayQ:
+    def test_the_history_of_all_queues_or_of_one(self, lists: BrokerLists, app: Celery) -> None:
+        """A span is a timedelta or seconds."""
+        at_s = count(lists.client, 0, late(0.02, 3))
+        for found in (app.delayq.history(), app.delayq.history(8 * 3600), app.delayq.history(queue="celery")):
+            assert (len(found.points), point_at(found, at_s).transferred) == (96, 3)
+        long = app.delayq.history(timedelta(hours=72), "celery")
+        assert (len(long.points), point_at(long, at_s).transferred) == (72, 3)
+
+    def test_a_queue_of_which_nothing_is_known(self, lists: BrokerLists, app: Celery) -> None:
+        with pytest.raises(UnknownQueue, match="did you mean 'celery'"):
+            app.delayq.history(queue="clery")
+
+    def test_an_app_in_which_nothing_waits(self, app: Celery) -> None:
+        app.conf.task_always_eager = True
+        found = app.delayq.history(queue="celery")
+        assert (len(found.points), sum(point.transferred for point in found.points)) == (96, 0)

@@ -18,12 +18,11 @@ from kombu.exceptions import OperationalError
 from celery_delayq import DelayedQueue
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.node import Address
-from celery_delayq.inspector import Inspector, pages
+from celery_delayq.inspector import Inspector, history, pages
 from celery_delayq.inspector.away import LostQueue, NodesAway
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.bulk import change_some
 from celery_delayq.inspector.pages import Criteria, walk
-from celery_delayq.metrics import history
 from celery_delayq.queue import measuring
 from celery_delayq.queue.keys import QueueKeys
 from examples.private_redis import PrivateRedis

@@ -20,7 +20,7 @@ QUEUES = [f"q{number}" for number in range(6)]
 
 def waiting(app: Celery) -> dict[str, tuple[str, int, datetime, str]]:
     """Return what waits: id -> queue, priority, due time, arguments."""
-    return {task.id: (task.queue, task.priority, task.due, str(task.args)) for task in app.delayq.iter_scheduled()}
+    return {task.id: (task.queue, task.priority, task.due, str(task.args_text)) for task in app.delayq.iter_scheduled()}
 
 
 @pytest.mark.parametrize("prefix", ["", "shop:", "{shop}:"], ids=["plain", "prefix", "one-slot"])

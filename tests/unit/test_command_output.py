@@ -7,6 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.cli.listing import task_table
 from celery_delayq.cli.output import console, text
 from celery_delayq.cli.status import queue_table
@@ -57,11 +58,11 @@ def test_keyword_arguments_are_shown_where_there_are_any() -> None:
 
 @pytest.mark.parametrize("width", [80, 99, 100, 120])
 def test_the_queues_of_a_cluster_fit_with_their_nodes(width: int) -> None:
-    queue = QueueCounts("celery", 1, 12_345, 0, 2, 0, 1_800_000_036_000, ("web1:4711:1",), "10.0.0.1:6379")
+    queue = QueueCounts("celery", 1, 12_345, 0, 2, 0, to_datetime(1_800_000_036_000), ("web1:4711:1",), "10.0.0.1:6379")
     lost = Lost((LostQueue("orders", "10.0.0.2:6379", "does not answer"),))
     out = Console(width=width, file=io.StringIO())
     with out.capture() as captured:
-        out.print(queue_table(Counts(1_800_000_000_000, (queue,), (), lost), width))
+        out.print(queue_table(Counts(to_datetime(1_800_000_000_000), (queue,), (), lost), width))
     lines = captured.get().splitlines()
     assert all(len(line) <= width for line in lines)
     start, end = lines[1].index("node"), lines[1].index("ready")

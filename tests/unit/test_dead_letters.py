@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq import DeadChunk, DeadLetter, DeadLetters, DeadPage
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import cursors
 from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY, pack, unpack
 from examples.private_redis import PrivateRedis
@@ -71,7 +72,7 @@ class TestRecord:
         self, message: bytes, reason: str, deliveries: int | None, error: str | None
     ) -> None:
         record = pack(message, reason=reason, deliveries=deliveries, error=error)
-        assert unpack("q", 5, "id", record) == DeadLetter("q", 5, "id", reason, message, deliveries, error)
+        assert unpack("q", 5, "id", record) == DeadLetter("q", to_datetime(5), "id", reason, message, deliveries, error)
 
     def test_is_this(self) -> None:
         """Golden: other programs may read it."""
@@ -82,7 +83,7 @@ class TestRecord:
 
     def test_may_have_further_fields(self) -> None:
         record = b'{"reason": "new", "what": {"is": 5}}\nmessage'
-        assert unpack("q", 5, "id", record) == DeadLetter("q", 5, "id", "new", b"message")
+        assert unpack("q", 5, "id", record) == DeadLetter("q", to_datetime(5), "id", "new", b"message")
 
     @pytest.mark.parametrize(
         "record",
@@ -105,7 +106,7 @@ class TestRecord:
         ids=lambda record: repr(record[:30]),
     )
     def test_what_was_not_packed_here_is_no_entry(self, record: bytes) -> None:
-        assert unpack("q", 5, "id", record) == DeadLetter("q", 5, "id", NOT_AN_ENTRY, record)
+        assert unpack("q", 5, "id", record) == DeadLetter("q", to_datetime(5), "id", NOT_AN_ENTRY, record)
 
     @given(st.binary())
     def test_any_bytes_can_be_shown(self, record: bytes) -> None:
@@ -124,8 +125,8 @@ class TestRead:
     def test_a_letter_has_its_id_its_time_and_its_record(self, letters: DeadLetters, client: redis.Redis) -> None:
         first, second = bury(client, "q", pack(b"\xff", reason=INVALID_TASK, error="why"), b"\xff", at_ms=1234567)
         expected = [
-            DeadLetter("q", 1234567, first, INVALID_TASK, b"\xff", error="why"),
-            DeadLetter("q", 1234568, second, NOT_AN_ENTRY, b"\xff"),
+            DeadLetter("q", to_datetime(1234567), first, INVALID_TASK, b"\xff", error="why"),
+            DeadLetter("q", to_datetime(1234568), second, NOT_AN_ENTRY, b"\xff"),
         ]
         assert list(letters) == list(letters.page()) == expected
         assert [letters.find(first), letters.find(second)] == expected

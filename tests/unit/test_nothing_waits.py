@@ -57,6 +57,10 @@ class TestReading:
         histogram = delayq.histogram(1_700_000_000, 60, 2)
         assert (histogram.before, histogram.after, len(histogram.buckets)) == (0, 0, 2)
         assert delayq.consumers().consumers == ()
+        assert sum(point.transferred for point in delayq.history(queue="celery").points) == 0
+
+    def test_only_the_settings_are_checked(self, delayq: DelayQ) -> None:
+        assert {finding.check for finding in delayq.check()} == {"settings"}
 
     def test_an_export_is_empty(self, delayq: DelayQ) -> None:
         file = io.StringIO()
@@ -74,6 +78,8 @@ class TestChanging:
         assert delayq.run_now("a") is False
         assert delayq.forget("a key") is False
         assert delayq.cancel_all(everything=True) == 0
+        assert delayq.reschedule_all(countdown=60, everything=True) == 0
+        assert delayq.run_now_all(queue="celery", dry_run=True) == 0
         chunk = delayq.change_some("run_now", everything=True)
         assert (chunk.changed, chunk.cursor) == (0, None)
         assert delayq.release().released == 0
@@ -85,6 +91,8 @@ class TestChanging:
             delayq.cancel(42)  # type: ignore[call-overload]
         with pytest.raises(ValueError, match="everything=True"):
             delayq.cancel_all()
+        with pytest.raises(TypeError, match="give either countdown or eta"):
+            delayq.reschedule_all(everything=True)
         with pytest.raises(ValueError, match="limit must be"):
             delayq.scheduled(limit=0)
 

@@ -6,19 +6,24 @@ import base64
 import json
 import pickle
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from types import MappingProxyType
 from typing import Any
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kombu.utils.json import dumps
 
 from celery_delayq.inspector.broker_lists import BrokerList
-from celery_delayq.inspector.pages import Criteria
+from celery_delayq.inspector.pages import Criteria, Page
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.queue import codec
 from celery_delayq.queue.codec import OfferId
+from celery_delayq.queue.dead_letters import DeadLetter, DeadPage
 from celery_delayq.queue.entry import Entry
+from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.transport.messages import marks_of, marks_within, with_eta
 
 LIST = BrokerList("shop.celery\x06\x163", "celery", 3)
@@ -38,6 +43,9 @@ HEADERS = {
     "stamped_headers": ["shop"],
     "stamps": {"shop": ["eu"]},
 }
+
+
+NEW_YEAR = datetime(2030, 1, 1, tzinfo=timezone.utc)
 
 
 class Bomb:
@@ -97,6 +105,35 @@ class TestATask:
         assert later.time_left == timedelta(seconds=-1)
         assert {task, later} == {task}
 
+    def test_has_its_arguments_if_they_are_json(self) -> None:
+        sent = dumps([[1, "é", UUID(int=7), [NEW_YEAR]], {"why": Decimal("1.5")}, {"callbacks": None}])
+        for body in (sent, base64.b64encode(sent.encode()).decode()):
+            properties = {"body_encoding": "base64"} if body is not sent else {}
+            content = {"body": body, "content-type": "application/json", "content-encoding": "utf-8"}
+            task = task_of(stored(**content, properties=properties))
+            assert task.args == (1, "é", UUID(int=7), [NEW_YEAR])
+            assert task.kwargs == {"why": Decimal("1.5")}
+            assert (task.args_text, task.kwargs_text) == ("(42,)", "{'why': 'unpaid'}")
+        compressed = task_of(stored({**HEADERS, "compression": "application/x-gzip"}, **content, properties=properties))
+        assert (compressed.args, compressed.kwargs) == (None, None)
+
+    @pytest.mark.parametrize(
+        "body",
+        [
+            *("", "{", "null", "[]", "[[1]]", "[[], {}]", "[{}, [], {}]", "[1, {}, {}]", '{"args": [1], "kwargs": {}}'),
+            *('[[{"__type__": "unheard of", "__value__": 1}], {}, {}]', "[" * 100_000),
+            '[[{"__type__": "datetime", "__value__": "never"}], {}, {}]',
+        ],
+    )
+    def test_has_no_arguments_if_its_body_is_another(self, body: str) -> None:
+        content = {"body": body, "content-type": "application/json", "content-encoding": "utf-8", "properties": {}}
+        task = task_of(stored(**content))
+        assert (task.args, task.kwargs) == (None, None)
+        assert task.args_text == "(42,)"
+
+    def test_has_no_arguments_if_they_are_pickled(self) -> None:
+        assert (task_of(stored()).args, task_of(stored()).kwargs) == (None, None)
+
     def test_without_a_priority_has_that_of_its_list(self) -> None:
         assert task_of(stored(properties={})).priority == 3
 
@@ -119,7 +156,7 @@ class TestAnythingElse:
     def test_is_shown_as_what_it_is(self, payload: bytes) -> None:
         task = task_of(payload)
         assert not task.is_task
-        assert (task.id, task.name, task.args, task.queue, task.priority) == (None, None, None, "celery", 3)
+        assert (task.id, task.name, task.args_text, task.queue, task.priority) == (None, None, None, "celery", 3)
         assert (task.size, task.due) == (len(payload), datetime(2030, 1, 1, tzinfo=timezone.utc))
         assert with_eta(payload, "2031-01-01", 1) == payload
 
@@ -134,6 +171,8 @@ class TestAnythingElse:
         ):
             task = task_of(payload)
             assert task.size == len(payload)
+            assert (task.args, task.kwargs) == (None, None)
+            assert "\n" not in repr(task)
             json.dumps(task.to_dict())
             assert task.stamps is not None
 
@@ -272,3 +311,28 @@ class TestMarks:
         payload = stored({**HEADERS, "task": "shop.cancel_unpaid_order", "argsrepr": "('\\\\', 'é', '任务', '\"\\n')"})
         for name in ("shop.cancel_unpaid", "celery.backend_cleanup", "Shop-2.do:it"):
             assert not any(mark in payload for mark in marks_of(name)), name
+
+
+class TestReprs:
+    """Of one line, without arguments, which may be secret or long."""
+
+    def test_of_a_task_and_a_page(self) -> None:
+        task = task_of(stored({**HEADERS, "task": "a\nb"}))
+        assert repr(task) == "<ScheduledTask 'the-id' 'a\\nb' due 2030-01-01T00:00:00+00:00 in 'celery'>"
+        assert repr(Page((task, task), None)) == "<Page of 2 tasks, the last one>"
+        assert repr(Page((task,), "cursor")) == "<Page of 1 task, more follow>"
+        assert repr(task.entry).startswith(f"<Entry {task.entry.id.hex()} due 2030-01-01T00:00:00+00:00, ")
+
+    def test_of_a_dead_letter(self) -> None:
+        letter = DeadLetter("celery\x06\x163", NEW_YEAR, "0001", "not-a-message", b"\xff" * 1000)
+        assert repr(letter) == "<DeadLetter '0001' not-a-message at 2030-01-01T00:00:00+00:00 in 'celery\\x06\\x163'>"
+        assert repr(DeadPage((letter,), None)) == "<DeadPage of 1 dead letter, the last one>"
+
+    def test_of_a_periodic_task(self) -> None:
+        planned = NEW_YEAR.replace(year=2200)
+        entry = PeriodicTask("report", "shop.report", {"every": 90}, queue="celery", next_run=planned)
+        assert repr(entry) == (
+            "<PeriodicTask 'report' 'shop.report' 'every 1m 30s': planned, "
+            "next run 2200-01-01T00:00:00+00:00 in 'celery'>"
+        )
+        assert repr(PeriodicTask("a", "b", None)) == "<PeriodicTask 'a' 'b' '-': not seen by a planner in None>"

@@ -53,6 +53,12 @@ def use() -> None:
     in_queue = delayq.get("a", ready=True)
     print(in_queue and in_queue.state, delayq.cancel("a", ready=True) is True, delayq.cancel(["a"], ready=True))
     print([found.state for found in delayq.scheduled("mail", state="ready")])
+    print(delayq.cancel_all(task=remind, dry_run=True) + delayq.run_now_all(task=remind.s(1)))
+    print(delayq.reschedule_all(task="shop.remind", countdown=timedelta(hours=1)), delayq.forget(remind))
+    for waiting in delayq.scheduled(task=remind):
+        print(waiting.args, waiting.kwargs, waiting.due.year)
+    print(delayq.history(timedelta(hours=72)).points[0].start.year, delayq.check()[0].level == "ok")
+    delayq.schedule.add("remind", remind, timedelta(hours=1), jitter=timedelta(minutes=1))
     try:
         app.send_task("shop.remind", (1,), unique=Unique(key="x"))
     except KeyHeld as exc:

@@ -67,7 +67,7 @@ def test_the_hostile_corpus_is_there(app: Celery, client: redis.Redis) -> None:
     for what, text in TEXTS.items():
         task = app.delayq.get(filled.waiting[what])
         assert task is not None
-        assert (task.name, task.args) == (text, f"({text})"), what
+        assert (task.name, task.args_text) == (text, f"({text})"), what
     assert [letter.id for letter in DeadLetters(client, "celery")] == filled.dead
 
 

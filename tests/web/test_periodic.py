@@ -57,6 +57,15 @@ def test_an_entry_is_added_shown_edited_and_removed(app: Celery, user: User) -> 
     assert user.submit(question, "schedule.remove").status == 404
 
 
+def test_a_task_that_is_probably_misspelt_gets_a_hint(app: Celery, user: User) -> None:
+    for name, task, hint in (("a", "shop.mail.sned", "Did you mean shop.mail.send?"), ("b", "billing.charge", "")):
+        user.submit(user.get("/periodic"), "schedule.add", **{**NEW, "name": name, "task": task})
+        shown = user.get("/entry", {"name": name}).page.text
+        assert "unknown task" in shown
+        assert ("Did you mean" in shown) is bool(hint)
+        assert hint in shown
+
+
 def test_an_entry_runs_now_when_that_was_confirmed(app: Celery, user: User, client: redis.Redis) -> None:
     app.delayq.schedule.add("tidy", "shop.carts.tidy", 60.0)
     question = user.submit(user.get("/entry", {"name": "tidy"}), "schedule.run_now")

@@ -80,6 +80,27 @@ def test_the_url_selects(app: Celery, user: User, query: dict[str, str], found: 
     assert "".join(sorted(box[0] for box in boxes(answer))) == found
 
 
+@pytest.mark.parametrize(
+    ("query", "hint"),
+    [
+        ({"task": "shop.orders.shp"}, "No waiting tasks match. Did you mean shop.orders.ship?"),
+        ({"task": "shop.orders.ship"}, "No waiting tasks match."),
+        ({"task": "billing.charge"}, "No waiting tasks match."),
+        ({"queue": "mial"}, "No waiting tasks match. Did you mean mail?"),
+        ({"queue": "nowhere"}, "No waiting tasks match. There is no such queue."),
+        ({"queue": "mail", "text": "x"}, "No waiting tasks match."),
+    ],
+    ids=str,
+)
+def test_a_name_that_is_probably_misspelt_gets_a_hint(
+    app: Celery, user: User, query: dict[str, str], hint: str
+) -> None:
+    publish(app, 1, queue="mail")
+    answer = user.get("/waiting", query)
+    assert answer.status == 200
+    assert [text.strip() for text in answer.page.texts_of("td") if "match" in text] == [hint]
+
+
 @pytest.mark.parametrize("name", ["due_after", "due_before"])
 @pytest.mark.parametrize(
     "text", ["tomorrow", "1700", "2h ago", "-999999d", "99999999999999999999d", "2030-13-01", "9" * 400 + "h", "<b>"]

@@ -13,11 +13,12 @@ from redis.exceptions import RedisError
 
 from celery_delayq.basics.errors import DelayqError, InvalidSchedule, UnknownEntry
 from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.transport.named import similar
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.audit import Change
 from celery_delayq.web.broker import Unavailable
 from celery_delayq.web.pages.periodic import fields_of
-from celery_delayq.web.pages.steps import ask, is_confirmed
+from celery_delayq.web.pages.steps import ask, did_you_mean, is_confirmed
 from celery_delayq.web.request import Params, Response, encoded
 from celery_delayq.web.view import Page, View
 
@@ -53,6 +54,7 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         entry=entry,
         runs=runs,
         unknown=unknown,
+        hint="" if entry.is_registered else did_you_mean(view, similar(view.broker.app, entry.task)),
         form=form,
         can_edit=entry.app is None and sum(len(value) for _, value in form) <= _MOST_EDITED,
         keeps=_keeps_schedule(entry),

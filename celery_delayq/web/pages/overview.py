@@ -8,12 +8,12 @@ from datetime import datetime
 from typing import Any
 
 from celery_delayq.basics.errors import UnknownQueue
-from celery_delayq.basics.times import to_datetime
+from celery_delayq.basics.times import to_ms
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.consumers import Consumers, consumers
 from celery_delayq.inspector.counts import QueueCounts, count
-from celery_delayq.inspector.histogram import Histogram, histogram
-from celery_delayq.metrics.history import History
+from celery_delayq.inspector.histogram import Bucket, Histogram, histogram
+from celery_delayq.inspector.history import History
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.audit import Change
 from celery_delayq.web.charts import Chart, bar_chart
@@ -43,7 +43,7 @@ def _show(view: View, done: Any = None) -> Response:
     hours = 72 if query.get("hours") == "72" else 8
     with view.broker.inspector() as inspector:
         counts = count(inspector.lists, span=1, buckets=1, partial=True)
-        due = histogram(inspector.lists, start_ms or counts.at_ms, span_s, SPANS.get(span_s, 60), partial=True)
+        due = histogram(inspector.lists, start_ms or _ms(counts.at), span_s, SPANS.get(span_s, 60), partial=True)
         workers = consumers(inspector.lists, partial=True)
         past = view.broker.history(inspector, hours)
     return view.page(
@@ -57,10 +57,10 @@ def _show(view: View, done: Any = None) -> Response:
         spans=_spans(view),
         due=due,
         due_chart=_due_chart(view, due, span_s),
-        link_of=lambda bucket: _href(bucket.start_ms, bucket.end_ms, span_s),
+        link_of=lambda bucket: _href(bucket, span_s),
         consumers=_consumers(workers),
-        earlier=max(counts.at_ms, due.buckets[0].start_ms - span_s * 1000) if start_ms else None,
-        later=due.buckets[-1].end_ms,
+        earlier=max(_ms(counts.at), _ms(due.buckets[0].start) - span_s * 1000) if start_ms else None,
+        later=_ms(due.buckets[-1].end),
         hours=hours,
         histories=_HISTORIES,
         past=past,
@@ -113,16 +113,21 @@ def _spans(view: View) -> list[tuple[int, Any]]:
     return list(zip(SPANS, words, strict=True))
 
 
-def _href(start_ms: int, end_ms: int, span_s: int) -> str:
+def _ms(when: datetime) -> int:
+    return to_ms(when, "when")
+
+
+def _href(bucket: Bucket, span_s: int) -> str:
     """Return where a bar leads: to a narrower histogram, or to the list of what is due then."""
     if span_s > _HOUR_S:
-        return f"./?{encoded({'from': start_ms, 'span': max(_HOUR_S, (end_ms - start_ms) // 1000)})}#due"
-    times = {"due_after": _iso(start_ms), "due_before": _iso(end_ms)}
+        length_s = int((bucket.end - bucket.start).total_seconds())
+        return f"./?{encoded({'from': _ms(bucket.start), 'span': max(_HOUR_S, length_s)})}#due"
+    times = {"due_after": _iso(bucket.start), "due_before": _iso(bucket.end)}
     return f"waiting?{encoded(times)}"
 
 
-def _iso(ms: int) -> str:
-    return to_datetime(ms).isoformat(timespec="milliseconds")
+def _iso(when: datetime) -> str:
+    return when.isoformat(timespec="milliseconds")
 
 
 def _due_chart(view: View, due: Histogram, span_s: int) -> Chart:
@@ -131,16 +136,16 @@ def _due_chart(view: View, due: Histogram, span_s: int) -> Chart:
         view._(
             "%(count)s due from %(start)s to %(end)s UTC",
             count=f"{bucket.count:,}",
-            start=_text(bucket.start_ms, span_s),
-            end=_text(bucket.end_ms, span_s),
+            start=_text(bucket.start, span_s),
+            end=_text(bucket.end, span_s),
         )
         for bucket in buckets
     ]
     return bar_chart(
         [bucket.count for bucket in buckets],
         titles,
-        _labels([_text(bucket.start_ms, span_s) for bucket in buckets]),
-        hrefs=[_href(bucket.start_ms, bucket.end_ms, span_s) for bucket in buckets],
+        _labels([_text(bucket.start, span_s) for bucket in buckets]),
+        hrefs=[_href(bucket, span_s) for bucket in buckets],
         unit=_short_number,
     )
 
@@ -150,9 +155,8 @@ def _labels(texts: Sequence[str]) -> list[tuple[int, str]]:
     return [(at, texts[at]) for at in range(0, len(texts), max(1, len(texts) // 6))]
 
 
-def _text(ms: int, span_s: int) -> str:
+def _text(when: datetime, span_s: float) -> str:
     """Return a time in UTC, as exactly as the span asks for."""
-    when: datetime = to_datetime(ms)
     if span_s <= _HOUR_S:
         return when.strftime("%H:%M")
     return when.strftime("%m-%d %H:%M" if span_s <= 7 * _DAY_S else "%Y-%m-%d")
@@ -168,8 +172,8 @@ def _short_number(value: float) -> str:
 def _past_charts(view: View, past: History) -> tuple[Chart, Chart]:
     """Return the charts of what was transferred, and of how late that was."""
     points = past.points
-    span_s = (points[-1].end_ms - points[0].start_ms) // 1000
-    starts = [_text(point.start_ms, span_s) for point in points]
+    span_s = (points[-1].end - points[0].start).total_seconds()
+    starts = [_text(point.start, span_s) for point in points]
     counts, late = [point.transferred for point in points], [point.p95_s for point in points]
     counts_said = [
         view._("%(count)s from %(start)s UTC on", count=f"{count:,}", start=start)

@@ -115,6 +115,11 @@ def done_with(view: View, what: str, answers: Mapping[str, bool]) -> dict[str, o
     return {"action": action, "changed": changed, "missed": missed, "refused": 0, "results": results}
 
 
+def did_you_mean(view: View, near: Sequence[str]) -> Any:
+    """Return the hint that a name is probably misspelt; empty if no name is similar."""
+    return view._("Did you mean %(names)s?", names=cut(", ".join(near), 200)) if near else ""
+
+
 def so_far(form: Params, name: str) -> int:
     """Return a number that the last chunk has handed on; 0 if there is none."""
     text = form.get(name)

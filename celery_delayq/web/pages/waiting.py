@@ -6,10 +6,12 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
+from celery_delayq.basics.errors import UnknownQueue, UnknownTask
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.bulk import Action, change_some
 from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask
+from celery_delayq.transport.named import check_known
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.filters import (
     LONGEST_ID,
@@ -23,6 +25,7 @@ from celery_delayq.web.pages.filters import (
 from celery_delayq.web.pages.steps import (
     CHUNK,
     ask,
+    did_you_mean,
     done_with,
     is_about_all,
     is_confirmed,
@@ -66,6 +69,8 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
         except InvalidFilter as exc:
             error = exc.said(view._)
         queues = inspector.queues()
+        is_empty = page is not None and not (page.tasks or page.cursor or page.lost or query.get("cursor"))
+        hint = _hint(view, inspector, fields) if is_empty else None
     return view.page(
         "waiting.html",
         400 if error else 200,
@@ -74,6 +79,7 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
         is_ready=_is_ready(view),
         is_search=criteria.is_search,
         error=error,
+        hint=hint,
         # A page without tasks is false, but it may have a cursor, or name queues that are away.
         tasks=page.tasks if page is not None else (),
         examined=page.examined if page is not None else 0,
@@ -91,6 +97,18 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
 
 def _is_ready(view: View) -> bool:
     return view.request.query.get("state") == "ready"
+
+
+def _hint(view: View, inspector: Inspector, fields: Mapping[str, str]) -> Any:
+    """Return that a name of the filter is probably misspelt; None if not. Nothing was found for it."""
+    try:
+        inspector.check_queue(fields.get("queue"))
+        check_known(view.broker.app, fields.get("task"))
+    except UnknownQueue as exc:
+        return did_you_mean(view, exc.near) or view._("There is no such queue.")
+    except UnknownTask as exc:
+        return did_you_mean(view, exc.near)
+    return None
 
 
 def _task_names(view: View) -> list[str]:
@@ -157,7 +175,7 @@ def _ask_about_ids(view: View, ids: Sequence[str], error: Any = None) -> Respons
 
 
 def _line(task: ScheduledTask) -> str:
-    return cut(f"{task.id}  {task.name or ''}  {task.args or ''} {task.kwargs or ''}", 200)
+    return cut(f"{task.id}  {task.name or ''}  {task.args_text or ''} {task.kwargs_text or ''}", 200)
 
 
 # -- all tasks that match

@@ -6,36 +6,37 @@ Workers keep sums for this; see `count.lua`.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.away import execute
 from celery_delayq.inspector.broker_lists import BrokerLists
-from celery_delayq.metrics.histograms import quantile, read_buckets
-from celery_delayq.metrics.recorder import TRANSFER_LATENESS, TRANSFERRED
+from celery_delayq.queue.histograms import TRANSFER_LATENESS, TRANSFERRED, quantile, read_buckets
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.measuring import HISTORY
 
 #: Hours that a history has -> the seconds over which its sums are, and the seconds of a point.
 _SPANS = {8: (60, 300), 72: (600, 3600)}
 
-#: How long after a point somebody may still add to it, in ms: clocks of a cluster's nodes differ a little.
-_SETTLED_MS = 60_000
+#: How long after a point somebody may still add to it: clocks of a cluster's nodes differ a little.
+_SETTLED = timedelta(minutes=1)
 
 
 @dataclass(frozen=True)
 class Point:
-    """What happened from `start_ms` (included) to `end_ms` (excluded), both unix time in ms.
+    """What happened from `start` (included) to `end` (excluded).
 
     Attributes:
-        start_ms: a full five minutes, or a full hour.
-        end_ms: the next one; in the future for the last point.
+        start: a full five minutes, or a full hour: aware, in UTC.
+        end: the next one; in the future for the last point.
         transferred: number of messages that were moved to their queues.
         p50_s: half of them were at most so many seconds late; None if there were none.
         p95_s: the same for 95 % of them.
     """
 
-    start_ms: int
-    end_ms: int
+    start: datetime
+    end: datetime
     transferred: int
     p50_s: float | None
     p95_s: float | None
@@ -46,15 +47,15 @@ class History:
     """What happened in the last hours.
 
     Attributes:
-        at_ms: when it was read, unix time in ms by the server's clock.
+        at: when it was read, by the server's clock: aware, in UTC.
         points: the oldest first; the last one is not over yet.
     """
 
-    at_ms: int
-    points: tuple[Point, ...]
+    at: datetime
+    points: tuple[Point, ...] = field(repr=False)
 
 
-def read(lists: BrokerLists, hours: int, *, queue: str | None = None, known: History | None = None) -> History:
+def read(lists: BrokerLists, hours: float, *, queue: str | None = None, known: History | None = None) -> History:
     """Return the history of all queues together, or of one.
 
     One pipeline, with a command for each ten minutes (or two hours) and queue. On a cluster, queues are left out whose
@@ -70,26 +71,28 @@ def read(lists: BrokerLists, hours: int, *, queue: str | None = None, known: His
         redis.RedisError: the server is away, or refuses a command.
         ValueError: `hours` is neither 8 nor 72.
     """
-    if type(hours) is not int or hours not in _SPANS:
-        raise ValueError(f"hours must be {' or '.join(map(str, _SPANS))}, not {hours!r}")
+    if hours not in _SPANS:
+        raise ValueError(f"a history has {' or '.join(map(str, _SPANS))} hours, not {hours:g}")
+    hours = int(hours)
     step_s, point_s = _SPANS[hours]
     now_ms = lists.now_ms()
     now_s = now_ms // 1000
     last_s = now_s - now_s % point_s
     starts = range(last_s - hours * 3600 + point_s, last_s + 1, point_s)
     # Workers add to the minute in which they do so: nobody adds any more to a point that is over.
-    settled = () if known is None else (one for one in known.points if one.end_ms <= known.at_ms - _SETTLED_MS)
-    over = {one.start_ms // 1000: one for one in settled}
+    settled = () if known is None else (one for one in known.points if one.end <= known.at - _SETTLED)
+    over = {int(one.start.timestamp()): one for one in settled}
     first_s = next((start_s for start_s in starts if start_s not in over), starts[-1])
     sums = _sums(lists, queue, step_s, first_s, now_s, point_s)
-    return History(now_ms, tuple(over.get(start_s) or _point(start_s, point_s, sums[start_s]) for start_s in starts))
+    points = (over.get(start_s) or _point(start_s, point_s, sums[start_s]) for start_s in starts)
+    return History(to_datetime(now_ms), tuple(points))
 
 
 def _point(start_s: int, point_s: int, numbers: Counter[str]) -> Point:
     buckets = [number for _, number in read_buckets(TRANSFER_LATENESS, numbers)]
     return Point(
-        start_ms=start_s * 1000,
-        end_ms=(start_s + point_s) * 1000,
+        start=to_datetime(start_s * 1000),
+        end=to_datetime((start_s + point_s) * 1000),
         transferred=numbers[TRANSFERRED],
         p50_s=quantile(0.5, buckets),
         p95_s=quantile(0.95, buckets),
@@ -111,8 +114,8 @@ def _sums(
     for reply in replies:
         if isinstance(reply, Exception):
             continue
-        for field, number in reply.items():
-            when, _, what = field.decode(errors="replace").partition(":")
+        for name, number in reply.items():
+            when, _, what = name.decode(errors="replace").partition(":")
             if what.startswith(_READ) and when.isascii() and when.isdigit() and number.lstrip(b"-").isdigit():
                 sums[int(when) - int(when) % point_s][what] += int(number)
     return sums
@@ -124,7 +127,5 @@ _READ = (TRANSFERRED, TRANSFER_LATENESS)
 
 def _first_lists(lists: BrokerLists, queue: str | None) -> list[str]:
     """Return the lists with which the sums are: of the known queues, and of those for which something was counted."""
-    if queue is not None:
-        return [lists.channel.first_list(lists.channel.broker_lists(queue)[0])]
-    known, _ = lists.known(also_counted=True)
+    known, _ = lists.known(*(() if queue is None else (queue,)), also_counted=True)
     return sorted({lists.channel.first_list(one.name) for one in known})

@@ -6,6 +6,9 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from functools import cache
 
+#: Names of what is counted of messages that become due: how many moved, and two histograms.
+TRANSFERRED, TRANSFER_LATENESS, START_LATENESS = "transferred", "transfer_lateness", "start_lateness"
+
 #: Upper bounds of the buckets, in seconds. A tenth of a second late is seen; early is 0.
 BOUNDS_S = (0, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 5, 30, 300)
 
