@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from celery_delayq.app.changes import Many
 from celery_delayq.basics.deadline import Timeout, within
 from celery_delayq.basics.times import Time
+from celery_delayq.publishing.send_task import in_time
 from celery_delayq.transport.threads import in_a_thread, threads
 
 if TYPE_CHECKING:
@@ -91,6 +92,12 @@ class ForCoroutines(Many):
             send = partial(self.app.send_task, task)
         else:
             send = (self.app.tasks[task] if isinstance(task, str) else task).apply_async
+
+        def send_in_time() -> AsyncResult:
+            if timeout is None:
+                return send(args, kwargs, **options)
+            with in_time(self.app, options) as given:
+                return send(args, kwargs, **given)
+
         with within(timeout):
-            result: AsyncResult = await threads.run(partial(send, args, kwargs, **options))
-            return result
+            return await threads.run(send_in_time)

@@ -42,7 +42,7 @@ class Redelivery:
         put_back: for messages that the consumer itself puts back.
         recover: for messages whose consumer is gone; also returns whether that is the record of a dead letter.
         holder_of: returns who holds a unique key by a message; None if nobody does.
-        on_dead: called with the list's name and the record of each dead letter.
+        on_dead: called with the list's name and the record of each dead letter. In any thread; it must take no time.
         on_count: called with a list's name, what happened (`RECOVERED` or `DEAD_LETTERS` with a reason, or
             `LOST_LEASES`), and how often. In any thread; it must take no time, and raise nothing.
     """

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from logging import getLogger
 from types import MappingProxyType
 from typing import Literal
@@ -16,7 +15,6 @@ from celery_delayq.fetching.conversation import Conversation, Urgency
 from celery_delayq.fetching.held import DEAD_LETTERS, Held, Redelivery
 from celery_delayq.fetching.isolation import Isolation
 from celery_delayq.fetching.lease import Leases
-from celery_delayq.fetching.native import start_native_thread
 from celery_delayq.fetching.outbox import Departure, Outbox
 from celery_delayq.fetching.unique_keys import UniqueKeys
 from celery_delayq.queue import scripts
@@ -155,7 +153,7 @@ class HoldingConsumer:
         if held is not None:
             self._leave({tag: Departure(held, "dead", record)})
             self.redelivery.on_count(held.name, DEAD_LETTERS + reason_of(record), 1)
-            start_native_thread(partial(self.redelivery.on_dead, held.name, record))  # it may take long
+            self.redelivery.on_dead(held.name, record)
 
     def give_back(self, name: str, messages: Sequence[bytes]) -> None:
         """Put fetched but undelivered messages back to the front of the list, unchanged. The oldest comes first.

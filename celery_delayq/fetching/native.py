@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import _thread
 import sys
+from collections import deque
 from collections.abc import Callable
 from functools import cache
+from logging import getLogger
 from typing import Any
+
+logger = getLogger(__name__)
 
 
 def has_greenlets() -> bool:
@@ -34,3 +38,43 @@ def native_ident() -> int:
 def start_native_thread(target: Callable[[], None]) -> None:
     """Run a function in a daemon thread of the operating system, even if `threading` is monkey-patched."""
     _original("start_new_thread")(target, ())
+
+
+class Errands:
+    """What may take long, and nobody waits for: one native thread does it, in order, while there is something to do.
+
+    Any thread may add to it. More than `most` are dropped.
+    """
+
+    def __init__(self, most: int = 10_000) -> None:
+        self._todo: deque[Callable[[], object]] = deque()
+        self._most = most
+        self._is_at_work = _original("allocate_lock")()
+
+    def add(self, errand: Callable[[], object]) -> None:
+        """Have something done soon. Never raises."""
+        if len(self._todo) >= self._most:
+            logger.error("Too much is to be done: this is dropped: %r", errand)
+            return
+        self._todo.append(errand)
+        self._begin()
+
+    def _begin(self) -> None:
+        if self._todo and self._is_at_work.acquire(False):
+            try:
+                start_native_thread(self._run)
+            except RuntimeError as exc:  # the process may have no more threads: the next one tries again
+                self._is_at_work.release()
+                logger.error("Cannot start a thread: %s", exc)
+
+    def _run(self) -> None:
+        try:
+            while self._todo:
+                errand = self._todo.popleft()
+                try:
+                    errand()
+                except BaseException:  # of a user's function
+                    logger.exception("An error of %r", errand)
+        finally:
+            self._is_at_work.release()
+        self._begin()  # one may have come since

@@ -13,7 +13,6 @@ from redis.client import NEVER_DECODE
 from celery_delayq.basics.text import plural
 from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
-from celery_delayq.fetching.native import start_native_thread
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
 from celery_delayq.queue.dead_letters import reason_of
@@ -147,9 +146,5 @@ class Recovery:
             name,
             keys.QueueKeys.of(name).dead,
         )
-
-        def tell() -> None:
-            for letter in dead:
-                self._redelivery.on_dead(name, letter)
-
-        start_native_thread(tell)  # it may take long, and the lease must not wait
+        for letter in dead:
+            self._redelivery.on_dead(name, letter)

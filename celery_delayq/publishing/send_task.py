@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from types import MethodType
 from typing import TYPE_CHECKING, Any
@@ -29,6 +30,9 @@ if TYPE_CHECKING:
     from celery.app.task import Context, Task
     from celery.canvas import Signature
 
+#: Options that say over which connection a task is sent.
+_WAYS = ("connection", "producer", "publisher")
+
 #: Stands for an option that was not given; `unique=None` sends a task without a key.
 _NOT_GIVEN: Any = object()
 
@@ -48,8 +52,8 @@ def send_unique(app: Celery) -> None:
 def subscribe_later(backend: Any) -> None:
     """Let Celery's Redis backends subscribe to a result when somebody awaits it, not before its task is sent.
 
-    Celery subscribes at both times, and reads the result after the second: the first only costs each task a command.
-    While Redis is away, it would also take 19 s, and longer if Redis hangs, and raise a `RuntimeError`.
+    Celery subscribes at both times, and reads the result after the second. The first costs each task a command. While
+    Redis is away, it would take 19 s, and longer if Redis hangs, and raise a `RuntimeError`.
 
     Source: Celery 5.7 `RedisBackend.on_task_call`, `AsyncBackendMixin.add_pending_result`.
     """
@@ -60,6 +64,15 @@ def subscribe_later(backend: Any) -> None:
 
 def _do_nothing(producer: Any, task_id: str) -> dict[str, Any]:
     return {}
+
+
+@contextmanager
+def in_time(app: Any, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give options of `apply_async` with which a task, a group or a chord is sent within the `timeout` of the call."""
+    policy = {"errback": deadline.raise_rather_than_wait, **(options.get("retry_policy") or {})}
+    with acquired(app) as connection:
+        producer = app.amqp.Producer(connection, auto_declare=False)
+        yield {**options, **dict.fromkeys(_WAYS), "producer": producer, "retry_policy": policy}
 
 
 def key_of(app: Celery, signature: Task | Signature) -> str:
@@ -139,13 +152,9 @@ class SendTask:
             ConfigurationError: the broker is not ours.
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
-        if deadline.is_set() and options.keys().isdisjoint({"connection", "producer", "publisher"}):
-            options["retry_policy"] = {
-                "errback": deadline.raise_rather_than_wait,
-                **(options.get("retry_policy") or {}),
-            }
-            with acquired(self._app) as connection:
-                return self(name, args, kwargs, *positional, connection=connection, **options)
+        if deadline.is_set() and not any(map(options.get, _WAYS)):
+            with in_time(self._app, options) as bounded:
+                return self(name, args, kwargs, *positional, **bounded)
         warn_of_naive(options.get("eta"), self._app)
         subscribe_later(self._app.backend)
         task = options.get("task_type") or (self._app.tasks.get(name) if self._app.finalized else None)

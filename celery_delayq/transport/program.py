@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import redis
 
+    from celery_delayq.fetching.native import Errands
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.scripts import Transferred
 
@@ -67,6 +69,17 @@ class Program:
         return True
 
     # -- what it is told, in threads of their own
+
+    @cached_property
+    def errands(self) -> Errands:
+        """What it does in a thread of its own."""
+        from celery_delayq.fetching.native import Errands
+
+        return Errands()
+
+    def tell_dead(self, name: str, record: bytes) -> None:
+        """Call `on_dead_letter`, in a thread of its own, since it may take long."""
+        self.errands.add(partial(self.on_dead_letter, name, record))
 
     def on_dead_letter(self, name: str, record: bytes) -> None:
         """Hear of a message that is set aside: the name of its list, and the record of the dead letter."""

@@ -48,7 +48,7 @@ class Station:
                 redelivery.put_back,
                 partial(redelivery.recover, delivery_limit=transport.options["delivery_limit"]),
                 redelivery.holder_of,
-                partial(call_of, weakref.ref(transport), "program.on_dead_letter"),
+                partial(call_of, weakref.ref(transport), "program.tell_dead"),
                 partial(call_of, weakref.ref(transport), "program.on_count"),
             ),
             expires_ms=transport.expires_ms,

@@ -58,9 +58,9 @@ class Threads:
         from concurrent.futures import Future
 
         future: Future[R] = Future()
+        result = asyncio.wrap_future(future)
         try:
             self._add(future, partial(copy_context().run, call))
-            result = asyncio.wrap_future(future)
             if deadline.is_set():
                 await asyncio.wait({result}, timeout=deadline.left_s())
                 if future.cancel():
@@ -68,6 +68,7 @@ class Threads:
             return await result
         finally:
             future.cancel()
+            result.cancel()  # or asyncio would say that nobody has asked for the error of a call
 
     def _add(self, future: Future[Any], call: Callable[[], Any]) -> None:
         with self._changed:

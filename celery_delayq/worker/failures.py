@@ -8,19 +8,24 @@ Parts of Celery (5.6 and 5.7) that this module uses
 
 from __future__ import annotations
 
+import math
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from logging import getLogger
 from queue import Empty, SimpleQueue
 from typing import Any
 
 from billiard.einfo import ExceptionWithTraceback
+from billiard.exceptions import TimeLimitExceeded
 from celery import signals
 from celery.exceptions import Ignore, Reject, Retry
 from redis import exceptions
 
+from celery_delayq.basics.text import plural
 from celery_delayq.options.settings import FailedSettings
-from celery_delayq.queue.connections import Outage, passing_refusal
+from celery_delayq.queue.connections import Outage, hurried, passing_refusal
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.set_aside import keep
 from celery_delayq.transport import redelivery
@@ -34,8 +39,11 @@ _MOST_PENDING = 10_000
 #: For so long the connection stays that writes them, and so long a worker that ends waits for it, in seconds.
 _IDLE_S, _LAST_S = 1.0, 5.0
 
+#: Pause after an error, in seconds; `Outage` makes longer ones.
+_PAUSE_S = 0.05
+
 #: What a task raises that has not failed.
-_NO_FAILURES = (Ignore, Reject, Retry, SystemExit, KeyboardInterrupt)
+_NO_FAILURES = (Ignore, Reject, Retry)
 
 
 class Failures:
@@ -56,8 +64,11 @@ class Failures:
         self._pending: SimpleQueue[tuple[str, bytes] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
-        self._is_ending = self._is_cut_off = False
-        self._outage = Outage(logger, "Keeping failed tasks", "They wait in memory", lambda: self._is_ending)
+        #: When the worker ends, monotonic time in seconds.
+        self._ends_at = math.inf
+        self._outage = Outage(
+            logger, "Keeping failed tasks", "They wait in memory", lambda: self._ends_at is not math.inf
+        )
 
     def attach(self, connection: Any) -> None:
         """Write with the parameters of a kombu connection."""
@@ -77,15 +88,19 @@ class Failures:
             request: Celery's `Request`.
             options: what the request passes to the pool; changed here.
         """
-        on_result, on_error = options["callback"], options["error_callback"]
+        on_result, on_error, on_timeout = options["callback"], options["error_callback"], options["timeout_callback"]
+        has_ended = False
 
         def ended(failed_retval_runtime: tuple[Any, Any, Any]) -> None:
             failed, info, _ = failed_retval_runtime
-            if failed and not isinstance(exception_of(info), _NO_FAILURES):
-                self._add(name, message, request, info)
+            if failed and not isinstance(exception_of(info), (*_NO_FAILURES, SystemExit, KeyboardInterrupt)):
+                self._add(name, message, request, exception_of(info), info)
             on_result(failed_retval_runtime)
 
         def died(info: Any) -> None:
+            nonlocal has_ended
+            has_ended = True
+            exc = exception_of(info)
             told: list[str] = []
 
             def on_failure(task_id: str, **kwargs: Any) -> None:
@@ -94,30 +109,44 @@ class Failures:
             signals.task_failure.connect(on_failure)
             try:
                 on_error(info)
+            except Exception:  # its result cannot be stored, and it is acknowledged all the same
+                if not isinstance(exc, (*_NO_FAILURES, MemoryError)):
+                    self._add(name, message, request, exc, info)
+                raise
             finally:
                 signals.task_failure.disconnect(on_failure)
-            if request.id in told and not isinstance(exception_of(info), _NO_FAILURES):
-                self._add(name, message, request, info)
+            if request.id in told and not isinstance(exc, _NO_FAILURES):
+                self._add(name, message, request, exc, info)
 
-        options["callback"], options["error_callback"] = ended, died
+        def timed_out(soft: bool, timeout: float) -> None:
+            on_timeout(soft, timeout)
+            if not soft and not has_ended:  # of greenlets; a child process that is killed is told before
+                self._add(name, message, request, TimeLimitExceeded(timeout), None)
+
+        options["callback"], options["error_callback"], options["timeout_callback"] = ended, died, timed_out
 
     def finish(self) -> None:
         """Write what is left, when the worker has ended its tasks. Never raises."""
-        self._is_ending = True
+        self._ends_at = time.monotonic() + _LAST_S
         thread = self._thread
         if thread is not None:
             self._pending.put(None)
             thread.join(_LAST_S)
-            if thread.is_alive() or self._is_cut_off:
-                logger.error("Some failed tasks are not kept: Redis is away, and the worker ends")
+        if left := sum(item is not None for item in self._left()):
+            logger.error(
+                "%s not kept: Redis is away, and the worker ends", plural(left, "failed task is", "failed tasks are")
+            )
 
-    def _add(self, name: str, message: bytes, request: Any, info: Any) -> None:
+    def _left(self) -> Iterator[tuple[str, bytes] | None]:
+        with suppress(Empty):
+            while True:
+                yield self._pending.get_nowait()
+
+    def _add(self, name: str, message: bytes, request: Any, exc: BaseException, info: Any) -> None:
         if self._pending.qsize() >= _MOST_PENDING:
             logger.error("Failed task %s[%s] is not kept: too many wait for Redis", request.name, request.id)
             return
-        record = redelivery.failed(
-            message, exception_of(info), str(getattr(info, "traceback", "")), worker=request.hostname
-        )
+        record = redelivery.failed(message, exc, str(getattr(info, "traceback", "")), worker=request.hostname)
         with self._lock:
             self._pending.put((name, record))
             if self._thread is None:
@@ -125,28 +154,35 @@ class Failures:
                 self._thread.start()
 
     def _run(self) -> None:
-        item: tuple[str, bytes] | None = None
+        failed = 0  # in a row: one node of a cluster may be away
         while self._connector is not None:
+            item: tuple[str, bytes] | None = None
             try:
                 with self._connector() as client:
                     while True:
+                        item = self._pending.get(timeout=_IDLE_S)
                         if item is None:
-                            item = self._pending.get(timeout=_IDLE_S)
-                        if item is None:
-                            return
-                        self._write(client, *item)
+                            self._pending.put(None)  # behind what has come back meanwhile
+                            if self._pending.qsize() == 1:
+                                return
+                            continue
+                        self._write(hurried(client), *item)
                         self._outage.ends()
-                        item = None
+                        failed = 0
             except Empty:
                 with self._lock:
                     if self._pending.empty():
                         self._thread = None
                         return
             except Exception as exc:
-                if self._is_ending:
-                    self._is_cut_off = True
+                if item is not None:
+                    self._pending.put(item)
+                failed += 1
+                if time.monotonic() > self._ends_at:
                     return
-                self._outage.begins(exc)
+                if failed >= self._pending.qsize():
+                    self._outage.begins(exc)
+                    time.sleep(_PAUSE_S)  # the worker may be about to end, when an outage has no pauses
 
     def _write(self, client: Any, name: str, record: bytes) -> None:
         settings = self._settings

@@ -5,8 +5,8 @@ Undocumented: `LaxBoundedSemaphore._waiting` (of kombu 5.6 and 5.7): the tasks t
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from functools import partial
 from logging import getLogger
 from typing import Any
 
@@ -88,7 +88,7 @@ class WorkerProgram(Program):
         self.settings = settings_of(consumer.app)
         #: None if the setting `delayq_metrics` is off.
         self.counting = Counting() if self.settings.metrics else None
-        self.failures = Failures(self.settings.failed, self.on_dead_letter)
+        self.failures = Failures(self.settings.failed, self.tell_dead)
         self.handover = Handover(
             consumer.pool,
             cancels_late=conf.worker_cancel_long_running_tasks_on_connection_loss,
@@ -209,7 +209,7 @@ class WorkerProgram(Program):
             self.counting.recorder.on_pass(queue, done)
         for _ in range(done.dead):
             letter = DeadLetter(queue.name, to_datetime(done.now_us // 1000), "", NOT_AN_ENTRY, b"")
-            threading.Thread(target=self._tell, args=(letter,), daemon=True).start()
+            self.errands.add(partial(self._tell, letter))
 
     def chores(self, client: redis.Redis, serves: Callable[[str], bool]) -> None:
         """Add to Redis what was counted."""

@@ -13,6 +13,7 @@ from celery_delayq.fetching.held import Redelivery
 from celery_delayq.queue import dead_letters
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.last_delivery import isolate
+from celery_delayq.transport.program import Program
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease
 from tests.state import now_ms
@@ -93,14 +94,15 @@ class TestDeadLetters:
         """For example because the result backend is away."""
         is_told, may_end = threading.Event(), threading.Event()
 
-        def on_dead(name: str, message: bytes) -> None:
-            is_told.set()
-            may_end.wait(20)
+        class Slow(Program):
+            def on_dead_letter(self, name: str, record: bytes) -> None:
+                is_told.set()
+                may_end.wait(20)
 
         gone = consumers.make(lease_s=0.5)
         consumers.take(gone, b"garbage")
         limited = self.limited([])
-        slow = consumers.start(lease_s=0.5, redelivery=Redelivery(recover=limited.recover, on_dead=on_dead))
+        slow = consumers.start(lease_s=0.5, redelivery=Redelivery(recover=limited.recover, on_dead=Slow().tell_dead))
         try:
             assert is_told.wait(20)
             for _ in range(2):

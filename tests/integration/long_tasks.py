@@ -6,6 +6,7 @@ import ctypes
 import json
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -89,6 +90,8 @@ def add_long_tasks(app: Celery, ledger: Ledger) -> Celery:
             raise Reject("it is not for me")
         if how == "hang":
             time.sleep(60)
+        if how == "exit":
+            sys.exit(1)
         if how == "kill":
             os.kill(os.getpid(), signal.SIGKILL)
         raise ValueError("no such order")
@@ -174,6 +177,8 @@ def told(ledger: Ledger) -> list[dict[str, Any]]:
 def tell(sender: Celery, **known: Any) -> None:
     """Write down what a worker was told of a dead letter."""
     known.pop("signal")
+    if b"hang the receiver" in known["message"]:
+        time.sleep(60)
     known["message"] = bool(known["message"])
     Ledger(os.environ["LEDGER"]).client.rpush(_TOLD, json.dumps({"app": sender.main, **known}))
 

@@ -11,6 +11,7 @@ from celery import Celery
 from celery_delayq import DeadLetter, DeadLetters
 from celery_delayq.queue.dead_letters import FAILED
 from celery_delayq.transport.redelivery import revived
+from examples.private_redis import PrivateRedis
 from tests.brokers import list_for
 from tests.integration.long_tasks import in_flight, long_worker, open_gate
 from tests.ledger import Ledger
@@ -72,7 +73,11 @@ def test_it_runs_again_with_all_its_retries(
 @pytest.mark.parametrize("name", ["failing", "failing_late"])
 @pytest.mark.parametrize(
     ("how", "error"),
-    [("hang", "TimeLimitExceeded"), pytest.param("kill", "WorkerLostError", marks=pytest.mark.thorough)],
+    [
+        ("hang", "TimeLimitExceeded"),
+        ("exit", "SystemExit"),
+        pytest.param("kill", "WorkerLostError", marks=pytest.mark.thorough),
+    ],
 )
 def test_the_end_of_its_process_is_kept(
     app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, name: str, how: str, error: str
@@ -121,3 +126,37 @@ def test_they_are_kept_for_some_time(app: Celery, broker_url: str, broker_client
         app.send_task("failing")
         wait_until(lambda: kept(broker_client), "it is kept")
         wait_until(lambda: not kept(broker_client), "it is dropped")
+
+
+@pytest.mark.one_server("the pool makes no difference there")
+@pytest.mark.parametrize("name", ["failing", "failing_late"])
+def test_a_time_limit_of_a_greenlet_is_kept(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, name: str
+) -> None:
+    with start(broker_url, ledger, "gevent"):
+        app.send_task(name, ("hang",), time_limit=1)
+        wait_until(lambda: kept(broker_client), "it is kept", 30)
+        (letter,) = kept(broker_client)
+        assert letter.error == "TimeLimitExceeded: TimeLimitExceeded(1,)"
+
+
+@pytest.mark.one_server("results are elsewhere")
+@pytest.mark.parametrize("pool", ["prefork", "threads"])
+def test_it_is_kept_although_its_result_cannot_be_stored(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, pool: str
+) -> None:
+    with PrivateRedis("--maxmemory", "1") as full:
+        conf = {"result_backend": full.url, "result_backend_always_retry": False}
+        with start(broker_url, ledger, pool, **conf):
+            for _ in range(2):
+                app.send_task("failing", ignore_result=False)
+            wait_until(lambda: len(kept(broker_client)) == 2, "they are kept")
+
+
+def test_a_slow_receiver_of_the_signal_keeps_nobody_waiting(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    with start(broker_url, ledger):
+        for _ in range(5):
+            app.send_task("failing", ("hang the receiver",))
+        wait_until(lambda: len(kept(broker_client)) == 5, "they are kept")

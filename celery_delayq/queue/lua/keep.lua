@@ -24,10 +24,14 @@ local now = time[1] * 1000 + math.floor(time[2] / 1000)
 if redis.call('ZADD', failed, 'NX', string.format('%.0f', now), id) == 0 then
     return 0
 end
+local size = redis.call('ZCARD', failed)
+if size == 1 then -- whatever records there are belong to tasks that the server has evicted
+    redis.call('UNLINK', records)
+end
 redis.call('HSET', records, id, record)
 redis.call('PEXPIRE', failed, ARGV[4])
 redis.call('PEXPIRE', records, ARGV[4])
-local dropped, size = 0, redis.call('ZCARD', failed)
+local dropped = 0
 local oldest = redis.call('ZRANGE', failed, 0, 1, 'WITHSCORES')
 for at = 1, #oldest, 2 do
     if oldest[at] ~= id and (size - dropped > most or tonumber(oldest[at + 1]) <= now - kept) then

@@ -1,0 +1,52 @@
+"""Errands: what may take long is done in order, in one thread, and nobody waits for it."""
+
+from __future__ import annotations
+
+import threading
+
+from celery_delayq.fetching.native import Errands
+from tests.support import wait_until
+
+
+def test_they_are_done_in_order_in_one_thread_at_a_time() -> None:
+    errands = Errands()
+    done: list[tuple[int, int]] = []
+    begins = threading.Event()
+    errands.add(lambda: begins.wait(20))
+    for number in range(100):
+        errands.add(lambda number=number: done.append((number, threading.get_ident())))
+    begins.set()
+    wait_until(lambda: len(done) == 100, "all are done")
+    assert [number for number, _ in done] == list(range(100))
+    assert len({thread for _, thread in done}) == 1
+
+
+def test_an_error_ends_none_of_the_others() -> None:
+    errands = Errands()
+    done: list[int] = []
+
+    def fail() -> None:
+        raise SystemExit("of a user's function")
+
+    for _ in range(3):
+        errands.add(fail)
+        errands.add(lambda: done.append(1))
+    wait_until(lambda: len(done) == 3, "the others are done")
+
+
+def test_too_many_are_dropped() -> None:
+    errands = Errands(most=2)
+    done: list[int] = []
+    begins = threading.Event()
+    begun = threading.Event()
+
+    def first() -> None:
+        begun.set()
+        begins.wait(20)
+
+    errands.add(first)
+    assert begun.wait(20)
+    for number in range(5):
+        errands.add(lambda number=number: done.append(number))
+    begins.set()
+    wait_until(lambda: done == [0, 1], "those that have room are done")
