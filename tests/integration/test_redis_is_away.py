@@ -5,6 +5,7 @@ Other timeouts are so long here that whoever waits for them fails the test.
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import io
 import logging
@@ -17,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from celery import Celery, group
+from celery import Celery, chain, chord, group
 from kombu import pools
 from kombu.exceptions import OperationalError
 
@@ -225,6 +226,17 @@ def test_a_call_does_not_wait_for_a_connection_of_the_pool(broker_url: str) -> N
     is_refused = pytest.raises(OperationalError, match="broker_pool_limit")
     with shop(broker_url, broker_pool_limit=1) as app, app.connection_or_acquire(), is_refused:
         app.delayq.get("a", timeout=0.2)
+
+
+@pytest.mark.parametrize("kind", ["task", "name", "signature", "group", "chain", "chord"])
+def test_nor_does_a_coroutine_that_sends(broker_url: str, kind: str) -> None:
+    with shop(broker_url, broker_pool_limit=1) as app, app.connection_or_acquire():
+        note = app.tasks["note"]
+        several = {"group": group, "chain": chain, "chord": lambda *them: chord(them, note.s())}
+        task: Any = {"task": note, "name": "note", "signature": note.s(1)}.get(kind)
+        task = several[kind](note.si(1), note.si(2)) if task is None else task
+        with pytest.raises(OperationalError, match="broker_pool_limit"):
+            asyncio.run(app.delayq.asend(task, timeout=0.2))
 
 
 def test_later_calls_may_take_longer(broker_client: Any, broker_url: str) -> None:
