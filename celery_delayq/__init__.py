@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from celery_delayq.options.task import Task
     from celery_delayq.options.throttle import Throttle
     from celery_delayq.options.unique import Unique
-    from celery_delayq.queue.dead_letters import DeadChunk, DeadLetter, DeadLetters, DeadPage
+    from celery_delayq.queue.dead_letter import DeadLetter
+    from celery_delayq.queue.dead_letters import DeadChunk, DeadLetters, DeadPage
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.entry import Entry
     from celery_delayq.schedule.api import Schedule
@@ -100,7 +101,7 @@ _MODULES = {
     "Consumers": "inspector.consumers",
     "Counts": "inspector.counts",
     "DeadChunk": "queue.dead_letters",
-    "DeadLetter": "queue.dead_letters",
+    "DeadLetter": "queue.dead_letter",
     "DeadLetters": "queue.dead_letters",
     "DeadPage": "queue.dead_letters",
     "DelayQ": "app",

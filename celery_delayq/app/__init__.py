@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, overload
@@ -214,6 +214,9 @@ class DelayQ(Updates, ForCoroutines, Dead):
             cancelled = remove(ids)
             for result in results:
                 cancelled[result.id] = cancelled[result.id] or _cancel_before(remove, result)
+            # The results of a chain that ends in a group have none before them, but the group has.
+            if not (is_one or all(cancelled.values())) and _cancel_before(remove, task_id):
+                cancelled = dict.fromkeys(cancelled, True)
             return cancelled
 
         return self._each(task_id if is_one else tasks, cancel)
@@ -378,7 +381,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
 
 def _cancel_before(cancel: Callable[[list[str]], dict[str, bool]], result: Any) -> bool:
     """Cancel what waits and comes before a task, in its chain or chord; returns whether anything did."""
-    before = result.parent
+    before = getattr(result, "parent", None)
     if before is None:
         return False
     header = getattr(before, "results", None)
@@ -393,7 +396,9 @@ def _cancel_before(cancel: Callable[[list[str]], dict[str, bool]], result: Any) 
 def _is_one(task_id: object) -> bool:
     from celery.result import AsyncResult
 
-    return isinstance(task_id, (str, bytes, AsyncResult)) or not isinstance(task_id, Iterable)
+    if isinstance(task_id, (str, bytes, AsyncResult, Mapping)) or not isinstance(task_id, Iterable):
+        return True
+    return callable(task_id)  # a task
 
 
 def _id_of(task_id: object) -> str:

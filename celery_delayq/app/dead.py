@@ -26,7 +26,7 @@ class DeadFilters(TypedDict, total=False):
         task: only calls of this task: the task, its name, or a signature.
         after: only those set aside at this time or later.
         before: only those set aside before this time.
-        text: only those whose arguments, or whose error, contain this text.
+        text: only those whose arguments or error contain this text, or whose id it is.
     """
 
     reason: str | None

@@ -45,15 +45,8 @@ from celery_delayq.cli.times import WHEN, at, shown
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.letters import LetterCriteria, change_of
 from celery_delayq.inspector.letters import requeue as requeue_letter
-from celery_delayq.queue.dead_letters import (
-    FAILED,
-    MAX_LETTERS,
-    NOT_AN_ENTRY,
-    REASONS,
-    DeadChunk,
-    DeadLetter,
-    DeadLetters,
-)
+from celery_delayq.queue.dead_letter import FAILED, NOT_AN_ENTRY, REASONS, DeadLetter
+from celery_delayq.queue.dead_letters import MAX_LETTERS, DeadChunk, DeadLetters
 from celery_delayq.transport import messages
 
 _queue_argument: Decorator = click.argument("queue", shell_complete=complete_queue)
@@ -160,12 +153,11 @@ def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_jso
 
 
 def _row(letter: DeadLetter) -> dict[str, Any]:
-    headers = messages.headers_of(messages.decode(letter.message) or {})
     return {
         "id": letter.id,
         "list": letter.list_name,
-        "task": headers.get("task"),
-        "task_id": headers.get("id"),
+        "task": letter.task,
+        "task_id": letter.task_id,
         "reason": letter.reason,
         "error": letter.error,
         "deliveries": letter.deliveries,
@@ -178,7 +170,7 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 def requeue(
     ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, **chosen: Any
 ) -> None:
-    """Move dead letters to the end of QUEUE, by their IDs. Deliveries and retries count from zero again."""
+    """Move dead letters to the back of QUEUE, by IDs or filters. Deliveries and retries count from zero again."""
     with inspecting(ctx.obj.app) as inspector:
         criteria = _checked(inspector, ids, everything, chosen)
         letters = _letters(inspector, queue)
@@ -200,7 +192,7 @@ def requeue(
 def purge(
     ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, yes: bool, **chosen: Any
 ) -> None:
-    """Delete dead letters of QUEUE for good, by their IDs."""
+    """Delete dead letters of QUEUE for good, by IDs or filters."""
     with inspecting(ctx.obj.app) as inspector:
         criteria = _checked(inspector, ids, everything, chosen)
         letters = _letters(inspector, queue)
@@ -240,7 +232,10 @@ def _chosen(letters: DeadLetters, queue: str, ids: Sequence[str]) -> list[DeadLe
     """Return the dead letters with these ids."""
     found = letters.find_many(ids)
     if missing := sorted(set(ids) - set(found)):
-        raise click.ClickException(f"no dead letter of {queue!r} has the id {', '.join(missing)}")
+        raise click.ClickException(
+            f"no dead letter of {queue!r} has the id {', '.join(missing)}: `dead list` shows the ids, and "
+            "`dead list --text` finds a task by its own id"
+        )
     return list(found.values())
 
 

@@ -18,7 +18,7 @@ from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.outbox import Departure, Outbox
 from celery_delayq.fetching.unique_keys import UniqueKeys
 from celery_delayq.queue import scripts
-from celery_delayq.queue.dead_letters import reason_of
+from celery_delayq.queue.dead_letter import reason_of
 from celery_delayq.queue.holds import Holder
 
 logger = getLogger(__name__)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import sys
+import time
 from collections import deque
 from collections.abc import Callable
 from functools import cache
@@ -58,6 +59,12 @@ class Errands:
             return
         self._todo.append(errand)
         self._begin()
+
+    def finish(self, timeout_s: float = 5.0) -> None:
+        """Wait until all is done, at most so many seconds."""
+        until = time.monotonic() + timeout_s
+        while (self._todo or self._is_at_work.locked()) and time.monotonic() < until:
+            time.sleep(0.02)
 
     def _begin(self) -> None:
         if self._todo and self._is_at_work.acquire(False):

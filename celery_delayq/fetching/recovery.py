@@ -15,7 +15,7 @@ from celery_delayq.fetching.held import DEAD_LETTERS, RECOVERED, Redelivery
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, is_elsewhere, refusals
-from celery_delayq.queue.dead_letters import reason_of
+from celery_delayq.queue.dead_letter import reason_of
 from celery_delayq.queue.scripts import MAX_PUT_BACK
 
 logger = getLogger(__name__)

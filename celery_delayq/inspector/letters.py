@@ -10,10 +10,10 @@ from typing import Any
 
 from celery_delayq.basics.times import Time, aware
 from celery_delayq.inspector.inspector import Inspector
-from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, REASONS, DeadChunk, DeadLetters
-from celery_delayq.queue.dead_letters import DeadLetter as DeadLetter
+from celery_delayq.queue.dead_letter import NOT_AN_ENTRY, REASONS
+from celery_delayq.queue.dead_letter import DeadLetter as DeadLetter
+from celery_delayq.queue.dead_letters import DeadChunk, DeadLetters
 from celery_delayq.queue.dead_letters import DeadPage as DeadPage
-from celery_delayq.transport import messages
 from celery_delayq.transport.named import Named, name_of
 from celery_delayq.transport.redelivery import revived
 
@@ -27,7 +27,7 @@ class LetterCriteria:
         task: only tasks of this name.
         after: only those set aside at this time or later.
         before: only those set aside before this time.
-        text: only tasks whose arguments contain this text, and those whose error does.
+        text: only tasks whose arguments or error contain this text, or whose id it is.
     """
 
     reason: str | None = None
@@ -82,11 +82,10 @@ class LetterCriteria:
             return False
         if self.task is None and self.text is None:
             return True
-        headers = messages.headers_of(messages.decode(letter.message) or {})
-        if self.task not in (None, headers.get("task")):
+        if self.task not in (None, letter.task):
             return False
-        shown = (letter.error, headers.get("argsrepr"), headers.get("kwargsrepr"))
-        return self.text is None or any(isinstance(one, str) and self.text in one for one in shown)
+        shown = (letter.error, letter.headers.get("argsrepr"), letter.headers.get("kwargsrepr"))
+        return self.text in (None, letter.task_id) or any(isinstance(one, str) and self.text in one for one in shown)
 
 
 def requeue(letters: DeadLetters, letter: DeadLetter) -> bool:
@@ -111,6 +110,9 @@ def change_of(action: str, letters: DeadLetters, criteria: LetterCriteria) -> Ca
 def change_some(inspector: Inspector, action: str, letters: DeadLetter | Iterable[DeadLetter]) -> int:
     """Requeue or purge some letters; returns how many of them, see `change_of`."""
     chosen = [letters] if isinstance(letters, DeadLetter) else list(letters)
+    for letter in chosen:
+        if not isinstance(letter, DeadLetter):
+            raise TypeError(f"a dead letter must be one of a page of delayq.dead(), not {letter!r}")
     there = inspector.letters_of(*{letter.list_name for letter in chosen})
     act: Callable[[DeadLetters, DeadLetter], int] = requeue if action == "requeue" else DeadLetters.purge
     return sum(act(there, letter) for letter in chosen)
@@ -124,6 +126,4 @@ def change_all(inspector: Inspector, action: str, queue: str | None, criteria: L
     while chunk.cursor is not None:
         chunk = change(cursor=chunk.cursor)
         changed += chunk.changed
-    if not changed:
-        inspector.check_queue(queue)
     return changed

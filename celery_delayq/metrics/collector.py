@@ -20,7 +20,7 @@ from celery_delayq.fetching.held import DEAD_LETTERS, LOST_LEASES, RECOVERED
 from celery_delayq.fetching.recovery import REASONS
 from celery_delayq.metrics.recorder import MISSED_RUNS, PUNCTUAL_WORKER_CHANGES
 from celery_delayq.metrics.snapshot import WITHIN_S, Snapshot
-from celery_delayq.queue import dead_letters, histograms
+from celery_delayq.queue import dead_letter, histograms
 from celery_delayq.queue.connections import process_of
 from celery_delayq.queue.histograms import START_LATENESS, TRANSFER_LATENESS, TRANSFERRED
 from celery_delayq.queue.measuring import Measured
@@ -89,7 +89,7 @@ _COUNTERS = (
 #: the first increase of one that appears with it would not be seen.
 _BY_REASON = (
     ("delayq_recovered_messages", "Messages put back because their worker was gone.", RECOVERED, REASONS),
-    ("delayq_dead_letters", "Messages that were set aside.", DEAD_LETTERS, dead_letters.DEAD),
+    ("delayq_dead_letters", "Messages that were set aside.", DEAD_LETTERS, dead_letter.DEAD),
 )
 
 _HISTOGRAMS = (

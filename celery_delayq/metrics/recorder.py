@@ -12,7 +12,7 @@ from celery_delayq.basics.times import AFTER_9999_MS
 from celery_delayq.fetching.held import DEAD_LETTERS
 from celery_delayq.fetching.native import native_ident
 from celery_delayq.queue.connections import process_of
-from celery_delayq.queue.dead_letters import NOT_AN_ENTRY
+from celery_delayq.queue.dead_letter import NOT_AN_ENTRY
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.histograms import START_LATENESS, TRANSFER_LATENESS, TRANSFERRED, fields_of
 from celery_delayq.queue.scripts import Transferred

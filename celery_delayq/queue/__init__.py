@@ -9,6 +9,7 @@ waiting         its part for messages that wait: cancel, find, page, amend, remo
 ready           its part for messages that no consumer has taken yet: read, take back
 measuring       numbers of a list, now and in the past
 histograms      how its lateness is counted
+dead_letter     a message that was set aside, or a failed task, and how it is stored
 dead_letters    messages that were set aside, with the reason, and failed tasks: page, find, requeue, purge
 set_aside       its scripts
 cursors         what the cursor of a page is made of

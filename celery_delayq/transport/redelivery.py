@@ -7,7 +7,7 @@ from typing import Any
 from kombu.utils.encoding import safe_repr
 
 from celery_delayq.basics.text import plural
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from celery_delayq.queue.holds import Holder
 from celery_delayq.transport import keyed, messages
 from celery_delayq.transport.messages import encode, headers_of
@@ -81,7 +81,7 @@ def recover(raw: bytes, delivery_limit: int) -> tuple[bytes, bool]:
         return not_a_message(raw), True
     before, count = deliveries(message), deliveries(message) + 1
     if _pop_header(message, ALONE) and delivery_limit and count >= delivery_limit:
-        return dead_letters.pack(encode(message), reason=dead_letters.DELIVERY_LIMIT, deliveries=count), True
+        return dead_letter.pack(encode(message), reason=dead_letter.DELIVERY_LIMIT, deliveries=count), True
     _mark(message)
     if not isinstance(message.get("headers"), dict):
         message["headers"] = {}
@@ -108,8 +108,8 @@ def again(raw: bytes, *, counted: str, limit: int, what: str) -> tuple[bytes, in
     count = _count(message, counted) + 1
     if limit and count >= limit:
         error = f"its task {what} {plural(count, 'time')}"
-        reason = dead_letters.DELIVERY_LIMIT
-        return dead_letters.pack(encode(message), reason=reason, deliveries=count, error=error), count, True
+        reason = dead_letter.DELIVERY_LIMIT
+        return dead_letter.pack(encode(message), reason=reason, deliveries=count, error=error), count, True
     _mark(message)
     message["headers"][counted] = count
     return encode(message), count, False
@@ -133,9 +133,9 @@ def failed(raw: bytes, exc: BaseException, traceback: str, *, worker: str) -> by
         headers["retries"] = 0
         _pop_header(message, ALONE)
         stored = encode(message)
-    return dead_letters.pack(
+    return dead_letter.pack(
         stored,
-        reason=dead_letters.FAILED,
+        reason=dead_letter.FAILED,
         error=f"{getattr(exc, 'exc_cls_name', type(exc).__name__)}: {_text_of(exc)}"[:_LONGEST_ERROR],
         traceback=traceback[-_LONGEST_TRACEBACK:],
         worker=worker,
@@ -164,14 +164,18 @@ def holder_of(raw: bytes) -> Holder | None:
 
 def not_a_message(raw: bytes) -> bytes:
     """Return the record of a dead letter with bytes that are not a kombu message."""
-    return dead_letters.pack(raw, reason=dead_letters.NOT_A_MESSAGE)
+    return dead_letter.pack(raw, reason=dead_letter.NOT_A_MESSAGE)
 
 
 def revived(raw: bytes) -> bytes:
-    """Return a dead message in the form to requeue: its delivery count starts again."""
+    """Return a dead message in the form to requeue: its delivery count starts again, and it has no unique key.
+
+    Its task gave the key up. With it in the message, a retry would claim it, and fail if another task has it by then.
+    """
     message = messages.decode(raw, objects=True)
     if message is None:
         return raw
+    message["properties"].pop(keyed.UNIQUE_PROPERTY, None)
     _pop_header(message, DELIVERY_COUNT)
     _pop_header(message, REQUEUE_COUNT)
     return encode(message)

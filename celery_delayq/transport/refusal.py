@@ -10,7 +10,7 @@ from logging import getLogger
 from typing import Any
 
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.transport import messages, redelivery
 from celery_delayq.transport.protocols import Channel
@@ -92,7 +92,7 @@ class Refusal:
             error,
         )
         message = redelivery.not_alone(held.message)
-        consumer.set_aside(tag, dead_letters.pack(message, reason=dead_letters.INVALID_TASK, error=error))
+        consumer.set_aside(tag, dead_letter.pack(message, reason=dead_letter.INVALID_TASK, error=error))
 
 
 def _names(payload: dict[str, Any]) -> tuple[object, object]:

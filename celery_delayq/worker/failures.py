@@ -1,8 +1,8 @@
 """Failures: keeps tasks that fail for good beside the dead letters of their queues.
 
 Parts of Celery (5.6 and 5.7) that this module uses
-    `callback`, `error_callback` of `pool.apply_async`: what a request wants to hear of the end of its task. The first
-        one gets what the task returned or raised; the second one gets why its process ended, or its hard time limit.
+    `callback`, `error_callback`, `timeout_callback` of `pool.apply_async`: what a request wants to hear of the end of
+        its task: what it returned or raised; why its process ended, a hard time limit, too; that limit of a greenlet.
     `signals.task_failure`: while it handles the latter, a request sends it if the task does not run again.
 """
 
@@ -120,7 +120,8 @@ class Failures:
 
         def timed_out(soft: bool, timeout: float) -> None:
             on_timeout(soft, timeout)
-            if not soft and not has_ended:  # of greenlets; a child process that is killed is told before
+            # Of greenlets: a child process that is killed is told before. Celery requeues some.
+            if not (soft or has_ended or (request.task.acks_late and not acks_on_timeout(request.task))):
                 self._add(name, message, request, TimeLimitExceeded(timeout), None)
 
         options["callback"], options["error_callback"], options["timeout_callback"] = ended, died, timed_out
@@ -194,6 +195,12 @@ class Failures:
             logger.error("A failed task of %r is not kept: %s", name, exc)
             return
         self._on_kept(name, record)
+
+
+def acks_on_timeout(task: Any) -> bool:
+    """Return whether a hard time limit acknowledges a task with `acks_late`; otherwise Celery requeues it."""
+    wanted = getattr(task, "acks_on_timeout", None)  # since 5.7
+    return bool(task.acks_on_failure_or_timeout if wanted is None else wanted)
 
 
 def exception_of(info: Any) -> Any:

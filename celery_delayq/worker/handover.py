@@ -329,7 +329,14 @@ def _tell_end(message: Any, options: dict[str, Any]) -> None:
             channel.task_ended(tag, "killed")
         on_error(exc_info)
 
-    options["callback"], options["error_callback"] = ended, died
+    on_timeout = options["timeout_callback"]
+
+    def timed_out(soft: bool, timeout: float) -> None:
+        if not soft:
+            channel.task_ended(tag, "killed")
+        on_timeout(soft, timeout)
+
+    options["callback"], options["error_callback"], options["timeout_callback"] = ended, died, timed_out
 
 
 def _noted(accept: Any, on_begin: Callable[[float], None]) -> Callable[[int, float], None]:

@@ -22,13 +22,13 @@ from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.options.settings import settings_of
 from celery_delayq.queue.connections import CONNECTION_ERRORS
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, NOT_AN_ENTRY, DeadLetter, unpack
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT, NOT_AN_ENTRY, DeadLetter, unpack
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.signals import dead_letter
 from celery_delayq.transport.connector import Connector
-from celery_delayq.transport.messages import decode, decode_task, headers_of, request_of
+from celery_delayq.transport.messages import decode_task, request_of
 from celery_delayq.transport.program import Program
 from celery_delayq.worker.failures import Failures
 from celery_delayq.worker.handover import Handover
@@ -153,6 +153,7 @@ class WorkerProgram(Program):
     def finish(self) -> None:
         """Write what is left, when the worker has ended its tasks. Never raises."""
         self.failures.finish()
+        self.errands.finish()
         if self.counting is not None:
             self.counting.finish()
 
@@ -163,16 +164,22 @@ class WorkerProgram(Program):
         are told. Only a task message of Celery's protocol 2 has a result. Never raises.
         """
         letter = unpack(name, 0, "", record)
+        if letter.reason == DELIVERY_LIMIT and self.settings.fail_dead_letters:
+            self._fail(letter)
         self._tell(letter)
-        task_message = decode_task(letter.message) if self.settings.fail_dead_letters else None
-        if task_message is None or letter.reason != DELIVERY_LIMIT:
+
+    def _fail(self, letter: DeadLetter) -> None:
+        task_message = decode_task(letter.message)
+        if task_message is None:
             return
         headers = task_message["headers"]
         task_id, task = headers["id"], headers["task"]
         why = letter.error or (
             f"it was delivered {letter.deliveries} times without an acknowledgement: it probably killed its workers"
         )
-        error = DeliveryLimitReached(f"task {task}[{task_id}]: {why}. Its message is in the dead list of {name!r}")
+        error = DeliveryLimitReached(
+            f"task {task}[{task_id}]: {why}. Its message is in the dead list of {letter.list_name!r}"
+        )
         app = self._consumer.app
         try:
             request = request_of(app, task_message, unpickles=True)
@@ -181,13 +188,12 @@ class WorkerProgram(Program):
             logger.error("Cannot store the failure of task %s[%s]: %s: %s", task, task_id, type(exc).__name__, exc)
 
     def _tell(self, letter: DeadLetter) -> None:
-        headers = headers_of(decode(letter.message) or {})
         dead_letter.send(
             sender=self._consumer.app,
             queue=self._parse(letter.list_name)[0],
             reason=letter.reason,
-            task=headers.get("task"),
-            task_id=headers.get("id"),
+            task=letter.task,
+            task_id=letter.task_id,
             error=letter.error,
             traceback=letter.traceback,
             message=letter.message,

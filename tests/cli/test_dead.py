@@ -13,7 +13,7 @@ from rich.console import Console
 
 from celery_delayq import DeadLetters
 from celery_delayq.cli import dead
-from celery_delayq.queue import cursors, dead_letters
+from celery_delayq.queue import cursors, dead_letter
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.set_aside import keep
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
@@ -43,7 +43,7 @@ def killer(app: Celery, broker_client: redis.Redis, command: Command, urgent: st
 
 def set_aside(client: redis.Redis, name: str, message: bytes) -> str:
     """Let a message be a dead letter; return its id."""
-    record = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, deliveries=3)
+    record = dead_letter.pack(message, reason=dead_letter.DELIVERY_LIMIT, deliveries=3)
     (letter_id,) = bury(client, name, record, at_ms=1_700_000_000_000)
     return letter_id
 
@@ -65,7 +65,7 @@ def fail(client: redis.Redis, name: str, task: str = "pay", error: str = "ValueE
     headers = {"id": task_id, "task": task, "argsrepr": "(42,)", "kwargsrepr": "{}"}
     message = json.dumps({"headers": headers, "properties": {}, "body": ""}).encode()
     known: dict[str, str | int] = {"error": error, "traceback": "Traceback ...", "worker": "celery@here", "runs": 4}
-    record = dead_letters.pack(message, reason=dead_letters.FAILED, **known)
+    record = dead_letter.pack(message, reason=dead_letter.FAILED, **known)
     keep(QueueKeys.of(name), record=record, most=100, kept_ms=60_000).run(client)
     return task_id
 
@@ -142,7 +142,7 @@ def test_an_invalid_task_is_shown_whatever_its_headers_are(command: Command, bro
     headers: dict[str, object]
     for number, headers in enumerate(({"task": {}, "id": []}, {"task": 5, "id": None, "eta": {}}, {})):
         message = json.dumps({"headers": headers, "properties": {}, "body": number}).encode()
-        record = dead_letters.pack(message, reason=dead_letters.INVALID_TASK, error="its id must be a string")
+        record = dead_letter.pack(message, reason=dead_letter.INVALID_TASK, error="its id must be a string")
         bury(broker_client, QUEUE, record)
         row = command("dead", "list", "--json").json()[number]
         assert (row["reason"], row["error"]) == ("invalid-task", "its id must be a string")
@@ -229,7 +229,7 @@ class TestMany:
         found = []
         for name in (QUEUE, urgent):
             messages = [b'{"headers": {}, "properties": {}, "body": "%d"}' % number for number in range(800)]
-            records = [dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT) for message in messages]
+            records = [dead_letter.pack(message, reason=dead_letter.DELIVERY_LIMIT) for message in messages]
             found += bury(broker_client, name, *records, at_ms=1 + len(found))
         return found
 

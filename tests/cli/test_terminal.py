@@ -9,7 +9,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from examples.private_redis import PrivateRedis
 from tests.cli.running import TerminalCommand
 from tests.integration.publishing import publish
@@ -101,7 +101,7 @@ def test_a_search_by_name_shows_its_progress(waiting: DelayedQueue, terminal: Te
 
 @pytest.mark.parametrize(("verb", "done"), [("requeue", "requeued"), ("purge", "purged")])
 def test_dead_letters_show_their_progress(waiting: DelayedQueue, terminal: Terminal, verb: str, done: str) -> None:
-    letters = [dead_letters.pack(b"%d" % number, reason=dead_letters.NOT_A_MESSAGE) for number in range(3000)]
+    letters = [dead_letter.pack(b"%d" % number, reason=dead_letter.NOT_A_MESSAGE) for number in range(3000)]
     bury(waiting.client, waiting.name, *letters)
     yes = ["--yes"] if verb == "purge" else []
     with terminal("dead", verb, "celery", "--all", *yes) as command:

@@ -10,7 +10,7 @@ import pytest
 from kombu.utils.json import dumps, loads
 
 from celery_delayq.fetching.held import Redelivery
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter, dead_letters
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.last_delivery import isolate
 from celery_delayq.transport.program import Program
@@ -32,7 +32,7 @@ class TestDeadLetters:
     def limited(self, told: list[tuple[str, bytes]]) -> Redelivery:
         return Redelivery(
             recover=partial(redelivery.recover, delivery_limit=self.LIMIT),
-            on_dead=lambda name, record: told.append((name, dead_letters.unpack(name, 0, "", record).message)),
+            on_dead=lambda name, record: told.append((name, dead_letter.unpack(name, 0, "", record).message)),
         )
 
     def test_are_what_was_delivered_too_often_and_what_is_no_message(
@@ -53,8 +53,8 @@ class TestDeadLetters:
         assert sorted(told) == sorted([("q", self.message(1, self.LIMIT - 1)), ("q", b"garbage")])
         letters = list(dead_letters.DeadLetters(consumers.client, "q"))
         assert {(letter.reason, letter.deliveries, letter.message) for letter in letters} == {
-            (dead_letters.DELIVERY_LIMIT, self.LIMIT, self.message(1, self.LIMIT - 1)),
-            (dead_letters.NOT_A_MESSAGE, None, b"garbage"),
+            (dead_letter.DELIVERY_LIMIT, self.LIMIT, self.message(1, self.LIMIT - 1)),
+            (dead_letter.NOT_A_MESSAGE, None, b"garbage"),
         }
         assert "delayq:dead:{q}" in caplog.text
 

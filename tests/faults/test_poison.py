@@ -6,7 +6,7 @@ import pytest
 import redis
 
 from celery_delayq import DeadLetters
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 from tests.brokers import Server
 from tests.conftest import nothing_astray

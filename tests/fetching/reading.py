@@ -14,7 +14,8 @@ from kombu import Consumer, Exchange, Queue
 from kombu.message import Message
 from kombu.serialization import loads
 
-from celery_delayq.queue.dead_letters import NOT_A_MESSAGE, DeadLetters
+from celery_delayq.queue.dead_letter import NOT_A_MESSAGE
+from celery_delayq.queue.dead_letters import DeadLetters
 from tests.brokers import Server
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker, broker

@@ -11,7 +11,7 @@ from kombu import Consumer
 from kombu.message import Message
 
 from celery_delayq import DeadLetters
-from celery_delayq.queue.dead_letters import INVALID_TASK, DeadLetter
+from celery_delayq.queue.dead_letter import INVALID_TASK, DeadLetter
 from celery_delayq.transport.redelivery import DELIVERY_COUNT
 from tests.fetching.reading import bodies_on, publish, queue
 from tests.integration.long_tasks import in_flight

@@ -51,6 +51,19 @@ def test_a_group_and_several_chains(app: Celery) -> None:
     assert app.delayq.cancel(chains) == {result.id: True for result in chains}
 
 
+def test_a_chain_that_ends_in_a_group(app: Celery) -> None:
+    result = chain(note(app, 1, **LATER), group(note(app, 2), note(app, 3))).apply_async()
+    assert app.delayq.cancel(result) == {child.id: True for child in result.results}
+    assert not app.delayq.scheduled().tasks
+    assert app.delayq.cancel(result) == {child.id: False for child in result.results}
+
+
+def test_what_is_no_result_is_refused(app: Celery) -> None:
+    for wrong in (app.tasks["note"], note(app, 1)):
+        with pytest.raises(TypeError, match="by its id or its result"):
+            app.delayq.cancel(wrong)
+
+
 def test_a_chain_that_has_run(app: Celery, broker_url: str, ledger: Ledger) -> None:
     with long_worker(broker=broker_url, ledger=ledger):
         result = chain(note(app, 1), note(app, 2)).apply_async()

@@ -13,7 +13,7 @@ from celery import Celery
 from kombu.utils.json import loads
 
 from celery_delayq import DelayQ, UnknownQueue, UnknownTask
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, FAILED, NOT_AN_ENTRY, pack
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT, FAILED, NOT_AN_ENTRY, pack
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.set_aside import keep
 from tests.brokers import list_for
@@ -86,6 +86,22 @@ def test_some_of_a_page_or_all_that_match_run_again(delayq: DelayQ, broker_clien
     assert delayq.requeue_dead(task="mail") == 0
     assert delayq.requeue_dead(task="pay", reason=FAILED) == 1
     assert delayq.dead().letters == ()
+
+
+def test_a_letter_says_which_task_it_is_of(delayq: DelayQ, broker_client: redis.Redis, name: str) -> None:
+    fail(broker_client, name, "a")
+    letter = delayq.dead()[0]
+    assert (letter.task, letter.task_id, letter.headers["argsrepr"]) == ("pay", "a", "(42,)")
+    assert "pay[a]" in repr(letter)
+    assert delayq.dead(text="a").letters == (letter,)
+    bury(broker_client, name, pack(b"garbage", reason=NOT_AN_ENTRY))
+    assert delayq.dead(reason=NOT_AN_ENTRY)[0].task is None
+
+
+@pytest.mark.parametrize("wrong", ["a", ["a"], [None]])
+def test_what_is_no_letter_is_refused(delayq: DelayQ, wrong: Any) -> None:
+    with pytest.raises(TypeError, match="must be one of a page"):
+        delayq.requeue_dead(wrong)
 
 
 def test_a_damaged_record_is_deleted_from_where_it_is(delayq: DelayQ, broker_client: redis.Redis, name: str) -> None:

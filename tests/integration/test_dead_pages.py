@@ -11,7 +11,7 @@ from celery import Celery
 
 from celery_delayq import DeadLetters, DelayedQueue
 from celery_delayq.cli.broker import inspecting
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, pack
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT, pack
 from celery_delayq.transport.redelivery import DELIVERY_COUNT, revived
 from tests.brokers import list_for
 from tests.state import bury

@@ -57,6 +57,21 @@ def test_its_unique_key_is_free_and_it_has_none_when_it_runs_again(
         assert delayq.waiting("order:7").id == later.id
 
 
+def test_a_retry_after_it_was_requeued_needs_no_key(
+    delayq: DelayQ, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    """Another task has it by then."""
+    unique = Unique(key="order:7", for_="until_done")
+    with start(broker_url, ledger):
+        result = delayq.app.send_task("failing", ("retry",), unique=unique)
+        wait_until_kept(delayq)
+        later = delayq.app.send_task("note", unique=unique, countdown=600)
+        assert delayq.requeue_dead(everything=True) == 1
+        wait_until_kept(delayq)
+        assert [run.note for run in ledger.runs() if run.task_id == result.id] == [0, 1, 2, 0, 1, 2]
+        assert delayq.waiting("order:7").id == later.id
+
+
 def test_its_chain_goes_on_when_it_succeeds(
     delayq: DelayQ, broker_url: str, broker_client: redis.Redis, ledger: Ledger
 ) -> None:

@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DeadLetter, DeadLetters
-from celery_delayq.queue.dead_letters import FAILED
+from celery_delayq.queue.dead_letter import FAILED
 from celery_delayq.transport.redelivery import revived
 from examples.private_redis import PrivateRedis
 from tests.brokers import list_for
@@ -160,3 +160,13 @@ def test_a_slow_receiver_of_the_signal_keeps_nobody_waiting(
         for _ in range(5):
             app.send_task("failing", ("hang the receiver",))
         wait_until(lambda: len(kept(broker_client)) == 5, "they are kept")
+
+
+@pytest.mark.one_server("the pool makes no difference there")
+def test_a_greenlet_whose_task_runs_again_after_a_time_limit_is_no_failure(
+    app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger
+) -> None:
+    with start(broker_url, ledger, "gevent", task_acks_on_failure_or_timeout=False):
+        result = app.send_task("failing_late", ("hang",), time_limit=1)
+        wait_until(lambda: app.delayq.get(result) is not None, "it pauses", 30)
+        assert kept(broker_client) == []

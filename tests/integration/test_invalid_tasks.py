@@ -16,7 +16,7 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from celery_delayq import DeadLetters
-from celery_delayq.queue.dead_letters import INVALID_TASK, NOT_A_MESSAGE, DeadLetter
+from celery_delayq.queue.dead_letter import INVALID_TASK, NOT_A_MESSAGE, DeadLetter
 from tests import brokers
 from tests.brokers import Server
 from tests.integration import hostile

@@ -16,7 +16,8 @@ import redis
 from celery import Celery, chord
 from celery.exceptions import TimeoutError as ResultTimeout
 
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, DeadLetters
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT
+from celery_delayq.queue.dead_letters import DeadLetters
 from examples.private_redis import PrivateRedis
 from tests.integration.long_tasks import (
     add_long_tasks,

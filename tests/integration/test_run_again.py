@@ -11,7 +11,7 @@ from celery import Celery
 from celery.result import AsyncResult
 
 from celery_delayq import DeadLetters, Unique
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT
 from celery_delayq.transport.redelivery import DELIVERY_COUNT, REQUEUE_COUNT
 from tests.brokers import list_for
 from tests.integration.long_tasks import in_flight, long_worker

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from celery_delayq import DeadChunk, DeadLetter, DeadLetters, DeadPage
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import cursors
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY, pack, unpack
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY, pack, unpack
 from examples.private_redis import PrivateRedis
 from tests.properties import on_a_server
 from tests.state import DEAD, RECORDS, bury, calls, nothing_changes, oldest_first, state

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kombu.utils.json import dumps, loads
 
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, NOT_A_MESSAGE, unpack
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT, NOT_A_MESSAGE, unpack
 from celery_delayq.transport import messages, redelivery
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 

@@ -21,7 +21,8 @@ from celery_delayq.inspector.pages import Criteria, Page
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
 from celery_delayq.queue import codec
 from celery_delayq.queue.codec import OfferId
-from celery_delayq.queue.dead_letters import DeadLetter, DeadPage
+from celery_delayq.queue.dead_letter import DeadLetter
+from celery_delayq.queue.dead_letters import DeadPage
 from celery_delayq.queue.entry import Entry
 from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.transport.messages import marks_of, marks_within, with_eta

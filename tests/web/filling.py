@@ -16,7 +16,7 @@ from celery import Celery, chain, chord
 from kombu import pools
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from celery_delayq.queue.connections import as_text
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.set_aside import keep
@@ -153,19 +153,19 @@ def _dead(app: Celery, client: redis.Redis, filled: Filled) -> None:
     _, killer = message_of(app, client, "shop.payments.charge", 1008, 100, eta=None, **{DELIVERY_COUNT: 5})
     _, invalid = message_of(app, client, "shop.orders.ship", 1009, eta="the day after", timelimit=[None, None])
     records = [
-        dead_letters.pack(killer, reason=dead_letters.DELIVERY_LIMIT, deliveries=6),
-        dead_letters.pack(b"not kombu's JSON", reason=dead_letters.NOT_A_MESSAGE, deliveries=1),
-        dead_letters.pack(invalid, reason=dead_letters.INVALID_TASK, error="its eta is no ISO 8601 time"),
+        dead_letter.pack(killer, reason=dead_letter.DELIVERY_LIMIT, deliveries=6),
+        dead_letter.pack(b"not kombu's JSON", reason=dead_letter.NOT_A_MESSAGE, deliveries=1),
+        dead_letter.pack(invalid, reason=dead_letter.INVALID_TASK, error="its eta is no ISO 8601 time"),
         b"\x00\x01 an entry that is cut off",
     ]
     for letter_id, record in zip(state.bury(client, "celery", *records, at_ms=at_ms), records, strict=True):
-        filled.dead[dead_letters.reason_of(record)] = letter_id
+        filled.dead[dead_letter.reason_of(record)] = letter_id
     _, unpaid = message_of(app, client, "shop.payments.charge", 1010, 100, eta=None)
     known: dict[str, Any] = {"error": "TimeoutError: the bank does not answer", "worker": "celery@shop-1", "runs": 4}
-    record = dead_letters.pack(unpaid, reason=dead_letters.FAILED, traceback=_TRACEBACK, **known)
+    record = dead_letter.pack(unpaid, reason=dead_letter.FAILED, traceback=_TRACEBACK, **known)
     keys = QueueKeys.of("celery")
     keep(keys, record=record, most=100, kept_ms=86_400_000).run(client)
-    (filled.dead[dead_letters.FAILED],) = map(as_text, client.zrange(keys.failed, 0, -1))
+    (filled.dead[dead_letter.FAILED],) = map(as_text, client.zrange(keys.failed, 0, -1))
 
 
 def _periodic(app: Celery, filled: Filled) -> None:

@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from celery_delayq.queue.connections import as_text
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
 from celery_delayq.queue.set_aside import keep
@@ -150,12 +150,12 @@ def _entries(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> N
 
 def _dead(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> None:
     raws = [
-        dead_letters.pack(hostile_message(message, text, text), reason=dead_letters.INVALID_TASK, error=text)
+        dead_letter.pack(hostile_message(message, text, text), reason=dead_letter.INVALID_TASK, error=text)
         for number, text in enumerate(TEXTS.values())
     ]
     raws += [
-        dead_letters.pack(BYTES, reason=TEXTS["script"], deliveries=-1),
-        dead_letters.pack(b"", reason="", deliveries=10**30),
+        dead_letter.pack(BYTES, reason=TEXTS["script"], deliveries=-1),
+        dead_letter.pack(b"", reason="", deliveries=10**30),
         BYTES,
         b"",
         TEXTS["script"].encode(),
@@ -164,7 +164,7 @@ def _dead(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> None
     keys = QueueKeys.of("celery")
     for text in TEXTS.values():
         known: dict[str, Any] = {"error": text, "traceback": text, "worker": text, "runs": -1}
-        record = dead_letters.pack(hostile_message(message, text, text), reason=dead_letters.FAILED, **known)
+        record = dead_letter.pack(hostile_message(message, text, text), reason=dead_letter.FAILED, **known)
         keep(keys, record=record, most=100, kept_ms=86_400_000).run(client)
     filled.dead += map(as_text, client.zrange(keys.failed, 0, -1))
 

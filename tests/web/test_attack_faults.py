@@ -14,7 +14,7 @@ from celery import Celery
 from kombu import pools
 
 from celery_delayq import DeadLetters
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from examples.private_redis import PrivateRedis
 from tests import state
 from tests.redis_cluster import servers
@@ -133,7 +133,7 @@ def test_queues_on_nodes_that_answer_are_shown_and_changed() -> None:
 def test_letters_that_others_have_deleted_cost_no_search(app: Celery, user: User, client: redis.Redis) -> None:
     letters = DeadLetters(client, "celery")
     _, raw = message_of(app, client, REMIND, 1)
-    packed = [dead_letters.pack(raw, reason=dead_letters.INVALID_TASK, error="x") for number in range(5000)]
+    packed = [dead_letter.pack(raw, reason=dead_letter.INVALID_TASK, error="x") for number in range(5000)]
     kept = state.bury(client, "celery", *packed)[10]
     user.get("/dead", {"queue": "celery"})
     client.execute_command("CONFIG", "RESETSTAT")

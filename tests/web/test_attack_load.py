@@ -9,7 +9,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue.dead_letters import REASONS
+from celery_delayq.queue.dead_letter import REASONS
 from celery_delayq.queue.keys import registry
 from tests import state
 from tests.state import FAR, bury

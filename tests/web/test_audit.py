@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from celery_delayq.web.broker import Broker
 from tests import state
 from tests.web import direct
@@ -66,7 +66,7 @@ def test_each_change_of_tasks_has_a_line(app: Celery, ann: User, lines: Lines) -
 
 
 def test_each_change_of_dead_letters_has_a_line(client: redis.Redis, ann: User, lines: Lines) -> None:
-    raws = [dead_letters.pack(b"x%d" % number, reason="x") for number in range(4)]
+    raws = [dead_letter.pack(b"x%d" % number, reason="x") for number in range(4)]
     ids = state.bury(client, "celery", *raws)
     query = {"queue": "celery"}
     ann.act("/dead", "dead.purge", query, letter=f"{ids[0]}")

@@ -20,7 +20,7 @@ from babel.messages.frontend import CommandLineInterface
 from babel.messages.mofile import read_mo, write_mo
 from babel.messages.pofile import read_po
 
-from celery_delayq.queue.dead_letters import REASONS
+from celery_delayq.queue.dead_letter import REASONS
 from celery_delayq.schedule.periodic_task import STATUSES
 from celery_delayq.web.language import Language
 from celery_delayq.web.rendering import ENVIRONMENT

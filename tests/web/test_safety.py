@@ -12,7 +12,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.web.pages import PAGES
 from examples.private_redis import PrivateRedis
@@ -39,7 +39,7 @@ def hostile_app(redis_server: PrivateRedis) -> Iterator[tuple[Celery, Hostile]]:
     """The shop's app, on a broker full of what somebody put there to harm."""
     with shop(redis_server) as app, redis_server.client() as client:
         filled = fill_hostile(app, client, large=False)
-        bury(client, hostile.TEXTS["script"], dead_letters.pack(b"x", reason="x"))
+        bury(client, hostile.TEXTS["script"], dead_letter.pack(b"x", reason="x"))
         DelayedQueue(client, "q" * 100_000).offer(b"x", delay_s=60, message_id="of a long queue")
         yield app, filled
 
@@ -192,7 +192,7 @@ def test_a_task_of_10_mb_is_shown(app_of_one: tuple[Celery, User, redis.Redis]) 
     message["headers"] |= {"nested": ["y<b>" * 10_000], "z<b>" * 10_000: 1, "task": "t<b>" * 10_000}
     payload = json.dumps(message).encode()
     DelayedQueue(client, "celery").offer(payload, delay_s=60, message_id="large")
-    letter = dead_letters.pack(b"x" * 1_000_000, reason="r<b>" * 10_000, error="e<b>" * 10_000)
+    letter = dead_letter.pack(b"x" * 1_000_000, reason="r<b>" * 10_000, error="e<b>" * 10_000)
     bury(client, "celery", letter)
     for path, query in (("/waiting", {}), ("/task", {"id": "large"}), ("/dead", {"queue": "celery"})):
         answer = user.get(path, query)
@@ -291,7 +291,7 @@ def test_odd_messages_are_shown(app_of_one: tuple[Celery, User, redis.Redis], pa
     _, user, client = app_of_one
     raw = json.dumps({"properties": {}, "body": "e30=", **payload}).encode()
     DelayedQueue(client, "celery").offer(raw, delay_s=60, message_id="x")
-    (letter_id,) = bury(client, "celery", dead_letters.pack(raw, reason="x"))
+    (letter_id,) = bury(client, "celery", dead_letter.pack(raw, reason="x"))
     client.zadd(QueueKeys.of("celery").dead, {letter_id: -1e20})
     for path, query in (("/waiting", {}), ("/task", {"id": "x"}), ("/dead", {"queue": "celery"})):
         answer = user.get(path, query)

@@ -11,7 +11,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue, DelayQ
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, INVALID_TASK, pack
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT, INVALID_TASK, pack
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.schedule.records import Record
 from celery_delayq.web.request import Params, Request, Response, encoded

@@ -8,8 +8,8 @@ from typing import Any
 from celery_delayq.inspector.bulk import Chunk
 from celery_delayq.inspector.counts import count
 from celery_delayq.inspector.letters import LetterCriteria, change_of, requeue
-from celery_delayq.queue.dead_letters import NOT_AN_ENTRY, REASONS, DeadLetter, DeadLetters, DeadPage
-from celery_delayq.transport import messages
+from celery_delayq.queue.dead_letter import NOT_AN_ENTRY, REASONS, DeadLetter
+from celery_delayq.queue.dead_letters import DeadLetters, DeadPage
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.filters import ids_of
 from celery_delayq.web.pages.steps import (
@@ -35,7 +35,7 @@ _OFFERED = 500
 
 def row_of(letter: DeadLetter) -> dict[str, Any]:
     """Return what a page shows of a dead letter, by its headers alone."""
-    headers = messages.headers_of(messages.decode(letter.message) or {})
+    headers = letter.headers
     return {
         "letter": letter,
         "task": headers.get("task"),

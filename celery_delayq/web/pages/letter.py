@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from celery_delayq.queue.dead_letters import DELIVERY_LIMIT, FAILED, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY
+from celery_delayq.queue.dead_letter import DELIVERY_LIMIT, FAILED, INVALID_TASK, NOT_A_MESSAGE, NOT_AN_ENTRY
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.dead import row_of
 from celery_delayq.web.pages.task import body_of

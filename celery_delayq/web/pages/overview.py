@@ -97,7 +97,7 @@ def _whole(text: str, default: int, least: int, most: int) -> int:
 
 
 def _totals(queues: Sequence[QueueCounts]) -> dict[str, int]:
-    names = ("ready", "delayed", "overdue", "in_flight", "dead")
+    names = ("ready", "delayed", "overdue", "in_flight", "dead", "failed")
     return {name: sum(getattr(queue, name) for queue in queues) for name in names}
 
 

@@ -8,7 +8,7 @@ from celery import Celery
 from playwright.sync_api import expect
 
 from celery_delayq import DeadLetters
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from tests.state import bury
 from tests.web.filling import Filled, fill, message_of
 from tests.web.pages.lists import expect_ids, press, rows, said, select, shown
@@ -77,7 +77,7 @@ def test_all_of_a_queue(
 ) -> None:
     """First all are requeued that can be, then the rest is deleted."""
     _, message = message_of(app, client, "shop.orders.remind", 1)
-    more = [dead_letters.pack(message, reason="delivery-limit") for number in range(1500)]
+    more = [dead_letter.pack(message, reason="delivery-limit") for number in range(1500)]
     bury(client, "celery", *more)
     page = visit(f"{url}dead")
     page.locator("select[name=queue]").select_option("mail")

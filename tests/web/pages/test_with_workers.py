@@ -10,7 +10,7 @@ import redis
 from celery import Celery
 from playwright.sync_api import expect
 
-from celery_delayq.queue import dead_letters
+from celery_delayq.queue import dead_letter
 from examples.private_redis import PrivateRedis
 from tests import brokers
 from tests.state import bury
@@ -67,7 +67,7 @@ def test_a_dead_letter_is_requeued_and_runs(
     visit: Visits, url: str, app: Celery, client: redis.Redis, worker: Worker
 ) -> None:
     task_id, message = message_of(app, client, "shop.orders.ship", 1, eta=None)
-    raw = dead_letters.pack(message, reason=dead_letters.DELIVERY_LIMIT, deliveries=6)
+    raw = dead_letter.pack(message, reason=dead_letter.DELIVERY_LIMIT, deliveries=6)
     (letter_id,) = bury(client, "celery", raw)
     page = visit(f"{url}dead?queue=celery")
     select(page, letter_id)
