@@ -146,7 +146,7 @@ def print_details(fields: Mapping[str, Any], as_json: bool) -> None:
         if isinstance(value, dict) and value:
             lines = [text(f"{key}: {_json(inner)}") for key, inner in value.items()]
             table.add_row(text(name), Text("\n").join(lines))
-        elif isinstance(value, str) and "\n" in value:
+        elif name == "traceback" and value:
             table.add_row(text(name), Text("\n").join(map(text, value.splitlines())))
         else:
             table.add_row(text(name), text(_json(value) if isinstance(value, list) else value))
