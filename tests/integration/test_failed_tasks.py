@@ -23,7 +23,8 @@ _ONE = pytest.mark.one_server("the pool makes no difference there")
 
 POOLS = [
     "prefork",
-    *(pytest.param(pool, marks=_ONE) for pool in ("threads", "solo", "gevent")),
+    pytest.param("threads", marks=_ONE),
+    *(pytest.param(pool, marks=[_ONE, pytest.mark.thorough, pytest.mark.versions]) for pool in ("solo", "gevent")),
 ]
 
 
