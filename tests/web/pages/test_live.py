@@ -90,9 +90,9 @@ def test_selected_text_stays_until_it_is_not_selected_any_more(
     assert next_answer(page).status == 200
     assert next_answer(page).status == 200
     assert page.evaluate("String(getSelection())") == selected
-    expect(rows(page)).to_have_count(4)
+    expect(rows(page)).to_have_count(5)
     page.evaluate("getSelection().removeAllRanges()")
-    expect(rows(page)).to_have_count(3)
+    expect(rows(page)).to_have_count(4)
     assert next_answer(page).status == 304
 
 
