@@ -58,6 +58,8 @@ def subscribe_later(backend: Any) -> None:
     Source: Celery 5.7 `RedisBackend.on_task_call`, `AsyncBackendMixin.add_pending_result`.
     """
     module = sys.modules.get("celery.backends.redis")
+    if "on_task_call" in vars(backend):  # done, or somebody's own
+        return
     if module and getattr(type(backend), "on_task_call", None) is module.RedisBackend.on_task_call:
         backend.on_task_call = _do_nothing
 
