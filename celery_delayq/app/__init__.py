@@ -16,7 +16,6 @@ from celery_delayq.app.coroutines import ForCoroutines
 from celery_delayq.app.dead import Dead
 from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.times import Time
-from celery_delayq.options.scheduler import warn_of_another
 from celery_delayq.options.settings import add_defaults
 from celery_delayq.publishing.control import use_control
 from celery_delayq.publishing.naive import warn_of_naive
@@ -114,7 +113,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
         send_unique(app)
         if "celery.worker.control" in sys.modules:  # for `celery inspect`; a worker's bootstep does so, too
             symbol_by_name(_COMMANDS)()
-        signals.beat_init.connect(warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
+        signals.beat_init.connect(_warn_of_another, dispatch_uid="celery_delayq.warn_of_another")
 
     @overload
     def get(self, task_id: Group, *, ready: bool = ..., timeout: Timeout = ...) -> dict[str, ScheduledTask | None]: ...
@@ -377,6 +376,12 @@ class DelayQ(Updates, ForCoroutines, Dead):
 
     def _key_of(self, key: str | Task | Signature) -> str:
         return key if isinstance(key, str) else key_of(self.app, key)
+
+
+def _warn_of_another(sender: Any, **kwargs: Any) -> None:
+    from celery_delayq.options.scheduler import warn_of_another
+
+    warn_of_another(sender, **kwargs)
 
 
 def _cancel_before(cancel: Callable[[list[str]], dict[str, bool]], result: Any) -> bool:

@@ -16,8 +16,7 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq.basics.errors import ConfigurationError
-from celery_delayq.transfer.lead import LONGEST_LEAD_S
-from celery_delayq.transfer.settings import MAX_BATCH_SIZE, TransferSettings
+from celery_delayq.transfer.settings import LONGEST_LEAD_S, MAX_BATCH_SIZE, TransferSettings
 
 #: Prefix of the app's settings.
 PREFIX = "delayq_"

@@ -7,11 +7,11 @@ share are in `lua/lib`; a line `-- include: <name>` stands for such a part.
 from __future__ import annotations
 
 import hashlib
+import pkgutil
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib.resources import files
 from typing import Any, Generic, TypeVar
 
 import redis
@@ -132,7 +132,9 @@ def load(name: str) -> Script:
 
 
 def _source(*path: str) -> str:
-    return files(__package__).joinpath("lua", *path).read_text("utf-8")
+    data = pkgutil.get_data(__package__, "/".join(("lua", *path)))
+    assert data is not None  # the loaders of Python can read files
+    return data.decode()
 
 
 def script_of(name: str, text: str) -> Script:

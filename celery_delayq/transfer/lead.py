@@ -14,8 +14,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 
-#: The longest lead, in seconds, unless the least one is longer.
-LONGEST_LEAD_S = 0.1
+from celery_delayq.transfer.settings import LONGEST_LEAD_S
 
 #: A loop wakes when this part of the lead is left. What is due within the whole lead moves with it, and wakes nobody.
 WAKE_AT = 0.75

@@ -10,6 +10,9 @@ from celery_delayq.queue.delayed_queue import BATCH_SIZE
 #: The largest `batch_size`.
 MAX_BATCH_SIZE = scripts.MAX_BATCH_SIZE
 
+#: The longest lead, in seconds, unless the least one is longer.
+LONGEST_LEAD_S = 0.1
+
 
 @dataclass(frozen=True)
 class TransferSettings:

@@ -8,7 +8,7 @@ import time
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from celery_delayq.transfer.lead import LONGEST_LEAD_S
+from celery_delayq.transfer.settings import LONGEST_LEAD_S
 
 #: The last part of the time until a message is due, in seconds. An event loop waits in steps of a millisecond, and ends
 #: half a millisecond late on average; a sleep is exact.

@@ -22,7 +22,7 @@ from redis import exceptions
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import CONNECTION_ERRORS, NOT_SERVING, refusals
-from celery_delayq.transfer.lead import LONGEST_LEAD_S
+from celery_delayq.transfer.settings import LONGEST_LEAD_S
 from celery_delayq.transport.lists import Lists
 from celery_delayq.transport.protocols import Channel, Siblings
 from celery_delayq.transport.rounds import Rounds

@@ -17,7 +17,6 @@ from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 from redis import exceptions
 
-from celery_delayq.basics.text import plural
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.connections import passing_refusal, refusals
@@ -203,6 +202,8 @@ class PublishingChannel(ConnectingChannel):
         delayed = sum(self.delayed_queue(name).size() for name in self.broker_lists(queue))
         purged = self._purge_ready(queue)
         if delayed:
+            from celery_delayq.basics.text import plural
+
             logger.warning(
                 "Purge left %s of queue %s. To remove them, and with them the next runs of periodic tasks, run "
                 "`delayq cancel --queue %s`",

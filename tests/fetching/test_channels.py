@@ -15,7 +15,7 @@ from kombu.asynchronous import Hub
 from kombu.utils import eventio
 
 from celery_delayq.queue.keys import QueueKeys
-from celery_delayq.transfer.lead import LONGEST_LEAD_S
+from celery_delayq.transfer.settings import LONGEST_LEAD_S
 from tests.fetching.reading import DB, Reader, bodies_on, publish, queue, reader, redelivered, size
 from tests.integration.long_tasks import in_flight
 from tests.integration.publishing import Broker

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from celery_delayq.transfer.lead import LONGEST_LEAD_S, WAKE_AT, Lead
+from celery_delayq.transfer.lead import WAKE_AT, Lead
+from celery_delayq.transfer.settings import LONGEST_LEAD_S
 
 LEAST_S = 0.01
 
