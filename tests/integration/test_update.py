@@ -120,7 +120,7 @@ class TestArguments:
         result = loose.apply_async((1,), countdown=600)
         assert app.delayq.update(result, args=("x" * 5000,))
         shown = app.delayq.get(result).args_text
-        assert shown.endswith("...',)")
+        assert "x..." in shown  # Celery 5.6 writes another end
         assert len(shown) < 1100
         assert app.delayq.update(result, args=("secret",), kwargs={"card": 1}, argsrepr="(***)", kwargsrepr="{***}")
         found = app.delayq.get(result)
