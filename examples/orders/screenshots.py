@@ -40,7 +40,7 @@ _DAY_S = 86400
 
 def fill() -> None:
     """Make up what waits: reads SHOP_REDIS."""
-    from celery_delayq.queue import dead_letters, measuring
+    from celery_delayq.queue import dead_letter, measuring
     from celery_delayq.queue.keys import QueueKeys
     from examples.orders import shop
 
@@ -60,7 +60,7 @@ def fill() -> None:
         died_s = now_s - 600 * (2 - number)
         letter_id = f"{died_s:08x}00000000"
         shop.database.zadd(keys.dead, {letter_id: died_s * 1000})
-        record = dead_letters.pack(message % (number, number), reason="delivery-limit", deliveries=5)
+        record = dead_letter.pack(message % (number, number), reason="delivery-limit", deliveries=5)
         shop.database.hset(keys.records, letter_id, record)
     for ago_s in range(0, 8 * 3600, 60):
         transferred = round(60 + 40 * math.sin(ago_s / 5000) + chance.uniform(-12, 12))
