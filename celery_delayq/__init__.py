@@ -30,7 +30,7 @@ if TYPE_CHECKING:
         UnknownTask,
         UnsupportedServer,
     )
-    from celery_delayq.health.finding import Finding
+    from celery_delayq.basics.finding import Finding
     from celery_delayq.inspector.backup import Imported, Released
     from celery_delayq.inspector.bulk import Chunk
     from celery_delayq.inspector.consumers import Consumers
@@ -107,7 +107,7 @@ _MODULES = {
     "DelayQ": "app",
     "DelayedQueue": "queue.delayed_queue",
     "Entry": "queue.entry",
-    "Finding": "health.finding",
+    "Finding": "basics.finding",
     "Histogram": "inspector.histogram",
     "History": "inspector.history",
     "Imported": "inspector.backup",

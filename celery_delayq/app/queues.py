@@ -17,7 +17,7 @@ from celery_delayq.transport import connected, is_in_memory
 from celery_delayq.transport.wrong_server import refusing_wrong_server
 
 if TYPE_CHECKING:  # what a producer does not need is imported by the method that needs it
-    from celery_delayq.health.finding import Finding
+    from celery_delayq.basics.finding import Finding
     from celery_delayq.inspector import Inspector
     from celery_delayq.inspector.backup import File, Imported, Released
     from celery_delayq.inspector.consumers import Consumers

@@ -1,6 +1,5 @@
 """Health: whether the server, the settings and the processes are as they should be.
 
-finding      what a check found, and how bad it is
 advice       what to do about an error of a server
 servers      the servers that are checked, and what follows if one is away
 server_checks, permissions     checks of a server

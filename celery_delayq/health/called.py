@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from celery_delayq.health.finding import Finding, Level, sentence
+from celery_delayq.basics.finding import Finding, Level, sentence
 from celery_delayq.schemes.uncalled import NOT_CALLED, WHERE, NotCalled
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import redis
 
 from celery_delayq.basics.errors import ConfigurationError
-from celery_delayq.health.finding import Finding, Level, merged, not_checked
+from celery_delayq.basics.finding import Finding, Level, merged, not_checked
 from celery_delayq.health.permissions import check_permissions, needs, with_same_command
 from celery_delayq.health.planning import check_planning
 from celery_delayq.health.queues import Waiting, check_overdue, check_paused, check_queues, check_transfer, read_waiting

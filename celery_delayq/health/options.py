@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from celery_delayq.basics.errors import ConfigurationError
-from celery_delayq.health.finding import Finding, Level, sentence
+from celery_delayq.basics.finding import Finding, Level, sentence
 from celery_delayq.options.settings import (
     APP_SETTINGS,
     PREFIX,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import redis
 
-from celery_delayq.health.finding import Finding, error, not_checked, ok
+from celery_delayq.basics.finding import Finding, error, not_checked, ok
 from celery_delayq.health.servers import Server
 from celery_delayq.queue.connections import connection_of
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, alive_channel, paused_key, registry

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
+from celery_delayq.basics.finding import Finding, error, ok, warning
 from celery_delayq.basics.text import plural
-from celery_delayq.health.finding import Finding, error, ok, warning
 from celery_delayq.health.servers import Server
 from celery_delayq.schedule.configured import Configured
 from celery_delayq.schedule.records import Record

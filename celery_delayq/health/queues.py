@@ -13,9 +13,9 @@ from typing import Any
 from redis.crc import key_slot
 from redis.exceptions import AskError, MovedError, TryAgainError
 
+from celery_delayq.basics.finding import Finding, error, not_checked, ok, warning
 from celery_delayq.basics.text import plural
 from celery_delayq.basics.times import AFTER_9999_MS
-from celery_delayq.health.finding import Finding, error, not_checked, ok, warning
 from celery_delayq.health.servers import Server
 from celery_delayq.inspector.broker_lists import BrokerList
 from celery_delayq.queue.keys import QueueKeys, paused_key, registry

@@ -10,8 +10,8 @@ from typing import Any
 import redis
 from kombu.transport.redis import SentinelChannel
 
+from celery_delayq.basics.finding import Finding, Level, error, not_checked, note, ok, warning
 from celery_delayq.basics.text import name_and_version, plural
-from celery_delayq.health.finding import Finding, Level, error, not_checked, note, ok, warning
 from celery_delayq.health.servers import Server
 from celery_delayq.transport.wrong_server import refuse_mode
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import redis
 
+from celery_delayq.basics.finding import Finding, Level, not_checked, sentence
 from celery_delayq.health.advice import advice_for
-from celery_delayq.health.finding import Finding, Level, not_checked, sentence
 from celery_delayq.queue.connections import LOST, address_of, is_cluster
 
 

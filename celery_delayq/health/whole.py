@@ -8,11 +8,11 @@ from typing import Any
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
+from celery_delayq.basics.finding import Finding, Level, not_checked, sentence
 from celery_delayq.health.advice import advice_for
 from celery_delayq.health.called import check_called
 from celery_delayq.health.check import check_broker, check_only_overdue
 from celery_delayq.health.connecting import NoBroker, reaching
-from celery_delayq.health.finding import Finding, Level, not_checked, sentence
 from celery_delayq.health.options import check_options
 
 #: How long to wait for each answer, in seconds.

@@ -12,9 +12,9 @@ from celery.utils.log import get_logger
 from kombu.asynchronous import get_event_loop, set_event_loop
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.finding import sentence
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.health.at_start import say_at_start
-from celery_delayq.health.finding import sentence
 from celery_delayq.options.scheduler import is_ours
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.transport import Transport

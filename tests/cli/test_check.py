@@ -17,7 +17,7 @@ from celery import Celery
 from kombu import Queue
 
 from celery_delayq import DelayedQueue, DelayQ
-from celery_delayq.health.finding import Level
+from celery_delayq.basics.finding import Level
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis

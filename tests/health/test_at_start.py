@@ -13,8 +13,8 @@ from celery import Celery
 
 from celery_delayq import register
 from celery_delayq.basics.errors import UnsupportedServer
+from celery_delayq.basics.finding import Finding, Level
 from celery_delayq.health.at_start import check_servers, say_at_start
-from celery_delayq.health.finding import Finding, Level
 from celery_delayq.health.servers import servers_of
 from examples.private_redis import PrivateRedis, name_and_version
 from tests.pair import replicated

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_delayq.health.finding import Finding, Level
+from celery_delayq.basics.finding import Finding, Level
 from celery_delayq.health.options import check_options, described
 
 

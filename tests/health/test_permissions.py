@@ -15,7 +15,7 @@ from kombu import Connection
 from redis.credentials import UsernamePasswordCredentialProvider
 
 import celery_delayq
-from celery_delayq.health.finding import Finding, Level
+from celery_delayq.basics.finding import Finding, Level
 from celery_delayq.health.permissions import COMMANDS, check_permissions, needs
 from celery_delayq.health.servers import Server
 from celery_delayq.transport import register

@@ -12,8 +12,8 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from celery_delayq.basics.finding import Level
 from celery_delayq.health import server_checks
-from celery_delayq.health.finding import Level
 from celery_delayq.health.server_checks import (
     check_clock,
     check_connections,

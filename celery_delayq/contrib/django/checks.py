@@ -24,9 +24,9 @@ from django.core.checks import CheckMessage, Error, Warning
 from django.core.exceptions import ImproperlyConfigured
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.finding import Level, sentence
 from celery_delayq.contrib.django.celery_app import celery_app
 from celery_delayq.health.called import was_called
-from celery_delayq.health.finding import Level, sentence
 from celery_delayq.health.options import check_options
 from celery_delayq.options.scheduler import is_ours
 from celery_delayq.options.settings import DJANGO_APP
