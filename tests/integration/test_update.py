@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
+import celery
 import pytest
 from celery import Celery, chain, chord
 from kombu.exceptions import EncodeError
@@ -120,7 +121,7 @@ class TestArguments:
         result = loose.apply_async((1,), countdown=600)
         assert app.delayq.update(result, args=("x" * 5000,))
         shown = app.delayq.get(result).args_text
-        assert "x..." in shown  # Celery 5.6 writes another end
+        assert shown.endswith("x...',)" if celery.VERSION >= (5, 7) else "x...', ...")
         assert len(shown) < 1100
         assert app.delayq.update(result, args=("secret",), kwargs={"card": 1}, argsrepr="(***)", kwargsrepr="{***}")
         found = app.delayq.get(result)
