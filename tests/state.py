@@ -20,7 +20,7 @@ from celery_delayq.queue.scripts import Renewed
 #: Due times in the far future, unix time in ms.
 FAR = 4_000_000_000_000
 
-#: The keys of the delayed queue "q", as Redisson and docs/layout.md name them.
+#: The keys of the delayed queue "q", as Redisson and docs/dev/layout.md name them.
 TIMEOUT_SET = "redisson_delay_queue_timeout:{q}"
 DELAY_LIST = "redisson_delay_queue:{q}"
 INDEX = "delayq:index:{q}"

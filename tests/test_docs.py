@@ -84,7 +84,7 @@ def test_the_navigation_has_each_page() -> None:
     entries = [entry for section in sections for entry in section["entries"]]
     named = {REPOSITORY / f"{entry['file']}.md" for entry in entries if "file" in entry}
     matching = {page for entry in entries if "glob" in entry for page in REPOSITORY.glob(f"{entry['glob']}.md")}
-    decisions = set(DOCS.glob("decisions/0*.md"))  # nav.yml has them below the list of decisions
+    decisions = set(DOCS.glob("dev/decisions/0*.md"))  # nav.yml has them below the list of decisions
     assert named | matching | decisions == {*PAGES, REPOSITORY / "CHANGELOG.md"} - {DOCS / "README.md"}
 
 

@@ -16,9 +16,9 @@ from examples.private_redis import PrivateRedis
 
 PACKAGE = Path(celery_delayq.__file__).parent
 
-INTERNALS = PACKAGE.parent / "docs" / "internals.md"
+INTERNALS = PACKAGE.parent / "docs" / "dev" / "internals.md"
 
-#: Rooms from the highest to the lowest, as the list in docs/internals.md has them: "    queue/    what it is".
+#: Rooms from the highest to the lowest, as the list in docs/dev/internals.md has them: "    queue/    what it is".
 ROOMS = re.findall(r"^    ([a-z_]+)(?:/|\.py)  ", INTERNALS.read_text("utf-8"), re.MULTILINE)
 
 FILES = sorted(PACKAGE.rglob("*.py"))

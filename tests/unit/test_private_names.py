@@ -1,4 +1,4 @@
-"""The private names of other libraries that are used are all in the table of docs/internals.md, and exist.
+"""The private names of other libraries that are used are all in the table of docs/dev/internals.md, and exist.
 
 Tests use no private names of this package: they say what others see, so that it can be built anew.
 """
@@ -19,7 +19,7 @@ import celery_delayq
 
 PACKAGE = Path(celery_delayq.__file__).parent
 TESTS = Path(__file__).parents[1]
-PAGE = (PACKAGE.parent / "docs" / "internals.md").read_text("utf-8")
+PAGE = (PACKAGE.parent / "docs" / "dev" / "internals.md").read_text("utf-8")
 
 #: Names of ours that are used on another object than `self`.
 OURS = {"_app", "_headers", "_message", "_payload", "_serializer", "_stored"}
