@@ -57,18 +57,14 @@ GIVEN = {
                 client.zadd("delayq:dead:{celery}", {f"{number:016x}": number})
                 client.hset("delayq:dead_records:{celery}", f"{number:016x}", '{"reason": "not-a-message"}\\n{}')
     """,
-    "delayed-queue.md": "",
     "failover.md": "",
-    "health.md": "",
-    "many-tasks.md": "users = millions_of_users = range(3)",
-    "metrics.md": """
+    "monitor.md": """
         from fastapi import FastAPI
         from flask import Flask
 
         application = Flask("shop").wsgi_app
         the_celery_app, app = app, FastAPI()
     """,
-    "monitors.md": "",
     "options.md": "",
     "periodic.md": """
         import sys
@@ -79,7 +75,9 @@ GIVEN = {
         sys.path.append(str(Path(sys.prefix, "integrations")))
         import sentry_sdk
     """,
+    "production.md": "",
     "redis.md": "",
+    "reference/api.md": "",
     "redisson.md": "",
     "unique.md": """
         from types import SimpleNamespace
@@ -90,7 +88,7 @@ GIVEN = {
         @app.task(name="shop.rebuild_first")
         def rebuild(cart_id, reason=""): ...
     """,
-    "waiting-tasks.md": "",
+    "waiting-tasks.md": "users = range(3)",
     "web.md": """
         import logging
 
@@ -206,7 +204,8 @@ def run(code: str, folder: Path, server: PrivateRedis, **env: str) -> str:
 
 
 def test_each_page_with_fragments_is_known() -> None:
-    pages = {page.name for page in (REPOSITORY / "docs").rglob("*.md") if fragments(page)}
+    docs = REPOSITORY / "docs"
+    pages = {page.relative_to(docs).as_posix() for page in docs.rglob("*.md") if fragments(page)}
     assert pages == set(GIVEN) | OTHERS
 
 

@@ -21,13 +21,13 @@ OLDEST = (6, 2)
 #: From this part of `maxmemory` on, memory is scarce.
 _MEMORY_SCARCE = 0.9
 
-#: How many connections a worker needs for one queue, see docs/limits.md.
+#: How many connections a worker needs for one queue, see docs/redis.md.
 A_WORKER = 12
 
 #: Fewer than this part of `maxclients` is few.
 _FEW_CONNECTIONS = 0.1
 
-_MORE_CONNECTIONS = "Raise maxclients, or see docs/limits.md for how to need fewer."
+_MORE_CONNECTIONS = "Raise maxclients, or see docs/redis.md for how to need fewer."
 
 #: How often the server is asked; the fastest answer counts.
 _CLOCK_QUESTIONS = 3

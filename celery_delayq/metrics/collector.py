@@ -1,4 +1,4 @@
-"""Collector: a snapshot as metrics of Prometheus. docs/metrics.md says what they mean."""
+"""Collector: a snapshot as metrics of Prometheus. docs/monitor.md says what they mean."""
 
 from __future__ import annotations
 

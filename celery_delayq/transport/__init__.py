@@ -278,7 +278,7 @@ class Transport(kombu_redis.Transport):
         except exceptions.ConnectionError as exc:
             if not is_full(exc):
                 raise
-            text = f"{exc}, as its setting maxclients says. Raise it, or see docs/limits.md"
+            text = f"{exc}, as its setting maxclients says. Raise it, or see docs/redis.md"
             raise exceptions.ConnectionError(text) from exc
 
     def register_with_event_loop(self, connection: Any, loop: Any) -> None:

@@ -156,7 +156,7 @@ class Fetchers:
             return
         logger.error(
             "%s has no connection left for this worker: its limit maxclients%s is reached. The worker looks for "
-            "messages there once a second. Raise maxclients, or see docs/limits.md",
+            "messages there once a second. Raise maxclients, or see docs/redis.md",
             f"Redis node {fetcher.server}" if fetcher.server else "Redis",
             fetcher.maxclients(),
         )

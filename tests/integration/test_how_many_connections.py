@@ -1,4 +1,4 @@
-"""How many connections processes hold, as docs/limits.md says it."""
+"""How many connections processes hold, as docs/redis.md says it."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from tests.workers import CeleryCommand, Worker
 
 pytestmark = pytest.mark.one_server("see redis_cluster/test_connections.py")
 
-_DOCUMENT = Path(__file__).parents[2] / "docs" / "limits.md"
+_DOCUMENT = Path(__file__).parents[2] / "docs" / "redis.md"
 _QUIET = ("--without-gossip", "--without-mingle")
 
 

@@ -74,8 +74,8 @@ def test_panels_are_within_the_grid_and_do_not_overlap() -> None:
 
 
 def test_the_queries_of_the_manual_find_what_the_endpoint_shows(tmp_path: Path) -> None:
-    manual = (EXAMPLES.parent / "docs" / "metrics.md").read_text(encoding="utf-8")
-    table = manual.partition("## Queries")[2].partition("\n## ")[0]
+    manual = (EXAMPLES.parent / "docs" / "monitor.md").read_text(encoding="utf-8")
+    table = manual.partition("### Queries")[2].partition("\n### ")[0]
     found = re.findall(r"^\| .* \| `(.+)` \|$", table, re.MULTILINE)
     assert len(found) == 8
     check_results([query.partition(" > ")[0].partition(" == ")[0] for query in found], tmp_path)
