@@ -65,7 +65,7 @@ fmt: $(VENV)/.dev ## format the code and mend what can be mended
 types: $(VENV)/.dev ## check the types
 	$(BIN)/mypy
 
-.PHONY: docs docs-links diagrams
+.PHONY: docs docs-links reference diagrams
 SPHINX = $(BIN)/sphinx-build --quiet --conf-dir docs --fresh-env --write-all --fail-on-warning --keep-going
 
 docs: $(VENV)/.docs ## build the docs into build/docs, and check all links between pages
@@ -74,6 +74,9 @@ docs: $(VENV)/.docs ## build the docs into build/docs, and check all links betwe
 
 docs-links: $(VENV)/.docs ## try the links of the docs to other sites; never fails, since these may be away
 	-$(SPHINX) --builder linkcheck . build/docs-links
+
+reference: $(VENV)/.dev ## write the pages of docs/reference anew, from docstrings and commands
+	$(BIN)/python docs/reference.py
 
 diagrams: $(VENV)/.dev ## draw the diagrams of the docs anew, with Mermaid in Chromium
 	npm install --silent --no-save --no-audit --no-fund --prefix $(VENV)/mermaid mermaid@11

@@ -12,9 +12,6 @@ project_copyright = "the authors of celery_delayq, BSD-3-Clause"
 extensions = [
     "myst_parser",
     "sphinx_external_toc",  # the navigation: nav.yml
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_click",
     "sphinx_copybutton",
 ]
 include_patterns = [
@@ -29,12 +26,6 @@ myst_heading_anchors = 4  # named as GitHub names them
 myst_links_external_new_tab = False
 
 smartquotes = False  # would turn --all into a dash
-default_role = "code"  # docstrings write `name`, as Markdown does
-autodoc_typehints = "description"
-autodoc_typehints_description_target = "documented"
-autodoc_member_order = "bysource"
-autodoc_preserve_defaults = True
-napoleon_numpy_docstring = False
 
 html_theme = "furo"
 html_title = f"celery_delayq {version}"

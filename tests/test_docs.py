@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,12 @@ README = REPOSITORY / "README.md"
 CHINESE = REPOSITORY / "README.zh-CN.md"
 OTHERS = [REPOSITORY / "CONTRIBUTING.md", REPOSITORY / "SECURITY.md"]
 PAGES = [README, CHINESE, *OTHERS, *sorted(DOCS.rglob("*.md")), *sorted(REPOSITORY.glob("examples/*/README.md"))]
+
+#: The names of docs/reference.py, which makes the reference.
+REFERENCE = runpy.run_path(str(DOCS / "reference.py"))
+
+#: Of all pages of the docs together.
+MOST_WORDS = 77_000
 
 _CODE_BLOCK = re.compile(r"^(```+).*?^\1", re.DOTALL | re.MULTILINE)
 _LINK = re.compile(r"\[[^\]]*\]\(([^()\s]+)\)")
@@ -43,10 +50,6 @@ def test_relative_links_resolve(page: Path) -> None:
         if not target.exists() or (anchor and anchor not in anchors(target)):
             broken.append(link)
     assert not broken
-
-
-def test_the_readme_has_at_most_900_words() -> None:
-    assert len(README.read_text(encoding="utf-8").split()) <= 900
 
 
 def figures(readme: Path) -> list[list[str]]:
@@ -84,9 +87,26 @@ def test_the_navigation_has_each_page_in_the_order_of_the_list_of_pages() -> Non
 
 
 def test_the_reference_has_each_public_name() -> None:
-    api = DOCS.joinpath("reference", "api.md").read_text(encoding="utf-8")
-    named = set(re.findall(r"^\.\. auto\w+:: celery_delayq\.(\w+)$", api, re.MULTILINE))
-    assert named == set(celery_delayq.__all__) - {"__version__"}
+    named = [name for names in REFERENCE["GROUPS"].values() for name in names]
+    assert sorted(named) == sorted(set(celery_delayq.__all__) - {"__version__"})
+
+
+@pytest.mark.parametrize("page", REFERENCE["PAGES"])
+def test_the_reference_is_what_the_code_says(page: str) -> None:
+    assert DOCS.joinpath("reference", page).read_text(encoding="utf-8") == REFERENCE["PAGES"][page](), "make reference"
+
+
+def words(page: Path) -> int:
+    return len(page.read_text(encoding="utf-8").split())
+
+
+def test_the_readme_has_at_most_900_words() -> None:
+    assert words(README) <= 900
+
+
+def test_the_docs_have_at_most_so_many_words() -> None:
+    """The reference is not counted, since it is made of docstrings."""
+    assert sum(map(words, {*DOCS.rglob("*.md")} - {*DOCS.glob("reference/*.md")})) <= MOST_WORDS
 
 
 def test_pictures_are_small_and_name_no_host_and_no_path() -> None:
