@@ -76,6 +76,19 @@ GIVEN = {
         import sentry_sdk
     """,
     "production.md": "",
+    "recipes.md": """
+        import sys
+        from pathlib import Path
+
+        import django
+        from django.conf import settings
+
+        sys.path.append(str(Path(sys.prefix, "integrations")))
+        database = {"ENGINE": "django.db.backends.sqlite3", "NAME": ":memory:"}
+        settings.configure(INSTALLED_APPS=["django.contrib.contenttypes"], DATABASES={"default": database}, USE_TZ=True)
+        django.setup()
+        __name__ = "django.contrib.contenttypes.models"  # of the models of the page
+    """,
     "redis.md": "",
     "reference/api.md": "",
     "redisson.md": "",
@@ -99,6 +112,27 @@ GIVEN = {
 
         settings.configure()
         flask_app, fastapi_app = Flask("shop"), FastAPI()
+    """,
+}
+
+#: Page -> what has to hold after its examples.
+THEN = {
+    "recipes.md": """
+        from django.db import connection
+
+        delayq.cancel_all(everything=True)
+        Base.metadata.create_all(engine)
+        with Session(engine) as session:
+            place_order(session, 42)
+        relay()
+        relay()
+        with connection.schema_editor() as editor:
+            editor.create_model(OutboxEntry)
+        eta = datetime(2030, 1, 1, tzinfo=timezone.utc)
+        OutboxEntry.objects.create(task="shop.remind", args=[42], eta=eta)
+        relay_entries()
+        relay_entries()
+        assert [task.name for task in delayq.scheduled()] == ["shop.cancel_unpaid", "shop.remind"]
     """,
 }
 
@@ -213,7 +247,8 @@ def test_each_page_with_fragments_is_known() -> None:
 @pytest.mark.parametrize("page", [name for name in GIVEN if name != "cluster.md"])
 def test_the_fragments_of_a_page_run(page: str, tmp_path: Path, redis_server: PrivateRedis) -> None:
     blocks = fragments(REPOSITORY / "docs" / page)
-    run("\n".join([_SHOP, textwrap.dedent(GIVEN[page]), *blocks]), tmp_path, redis_server)
+    code = [_SHOP, textwrap.dedent(GIVEN[page]), *blocks, textwrap.dedent(THEN.get(page, ""))]
+    run("\n".join(code), tmp_path, redis_server)
 
 
 def test_the_fragments_about_a_cluster_run(tmp_path: Path, redis_server: PrivateRedis, whole_cluster: Cluster) -> None:
