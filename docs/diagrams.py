@@ -22,6 +22,8 @@ async ([name, source]) => {
     drawn.setAttribute("width", drawn.viewBox.baseVal.width);
     drawn.setAttribute("height", drawn.viewBox.baseVal.height);
     drawn.style.backgroundColor = "#fff";
+    // Mermaid gives each word an element, and viewers other than browsers drop the spaces between them.
+    for (const line of drawn.querySelectorAll(".text-outer-tspan")) line.textContent = line.textContent;
     return new XMLSerializer().serializeToString(drawn);
 }
 """

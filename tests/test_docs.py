@@ -109,10 +109,11 @@ def test_the_docs_have_at_most_so_many_words() -> None:
     assert sum(map(words, {*DOCS.rglob("*.md")} - {*DOCS.glob("reference/*.md")})) <= MOST_WORDS
 
 
-def test_pictures_are_small_and_name_no_host_and_no_path() -> None:
+def test_pictures_are_small_keep_their_spaces_and_name_no_host_and_no_path() -> None:
     pictures = list(DOCS.glob("pictures/*.svg"))
     assert pictures
     for picture in pictures:
         svg = picture.read_text(encoding="utf-8")
         assert len(svg) < 100_000
+        assert not re.search(r"<tspan[^>]*> ", svg), "viewers other than browsers drop the space between two words"
         assert not re.search(r"127\.0\.0\.1|localhost|/(home|root|tmp|usr|work)/|url\(http", svg)
