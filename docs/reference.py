@@ -210,8 +210,10 @@ def _command(command: click.Command, path: str) -> Iterator[str]:
 
 
 def _argument(one: click.Argument) -> str:
-    name = one.metavar or str(one.name).upper()
-    return name if one.required or one.metavar else f"[{name}]"
+    if one.metavar:
+        return one.metavar
+    name = str(one.name).upper()
+    return (name if one.required else f"[{name}]") + ("..." if one.nargs == -1 else "")
 
 
 def _option(one: click.Option) -> str:
