@@ -22,12 +22,13 @@ from tests.benchmarks.svg import plot
 SCENARIOS = (
     *("limits", "publish", "unique", "throughput", "lateness", "burst"),
     *("transfer", "memory", "fleet", "idle", "metrics", "web", "periodic", "replicas", "cluster", "peers"),
+    "others",
 )
 
 
 @click.command()
 @click.argument("scenarios", nargs=-1, type=click.Choice(SCENARIOS))
-@click.option("--quick", is_flag=True, help="Small numbers: whether it works, in three minutes.")
+@click.option("--quick", is_flag=True, help="Small numbers: whether it works, in five minutes.")
 @click.option(
     "--json",
     "json_path",

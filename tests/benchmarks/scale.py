@@ -59,6 +59,10 @@ class Scale:
         web_chunks: chunks of each bulk action.
         web_tabs_s: how long tabs are open, in seconds.
         unique_keys: number of keys at which the server's memory is measured.
+        others_rounds: turns of each library.
+        others_tasks: tasks a turn whose lateness is measured.
+        others_longest_s: the longest countdown of those, in seconds.
+        others_backlog: tasks that workers find when they start.
         storms_together: whether the storms of all variants are awaited at the same full minute, which saves minutes
             and distorts what is measured.
     """
@@ -108,6 +112,10 @@ class Scale:
     web_chunks: int
     web_tabs_s: float
     unique_keys: int
+    others_rounds: int
+    others_tasks: int
+    others_longest_s: float
+    others_backlog: int
     storms_together: bool
 
 
@@ -157,6 +165,10 @@ FULL = Scale(
     web_chunks=20,
     web_tabs_s=60.0,
     unique_keys=1_000_000,
+    others_rounds=3,
+    others_tasks=1_200,
+    others_longest_s=6.0,
+    others_backlog=5_000,
     storms_together=False,
 )
 
@@ -206,5 +218,9 @@ QUICK = Scale(
     web_chunks=2,
     web_tabs_s=6.0,
     unique_keys=5_000,
+    others_rounds=1,
+    others_tasks=100,
+    others_longest_s=1.5,
+    others_backlog=200,
     storms_together=True,
 )

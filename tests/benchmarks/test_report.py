@@ -106,3 +106,8 @@ def test_the_command_writes_json_and_plots(report: Report, monkeypatch: pytest.M
 def test_every_scenario_is_a_module_that_runs() -> None:
     for name in command.SCENARIOS:
         assert callable(command.importlib.import_module(f"tests.benchmarks.{name}").run)
+
+
+def test_every_scenario_is_documented() -> None:
+    [page] = Path(__file__).parents[2].glob("docs/**/benchmarks.md")
+    assert sorted(re.findall(r"^\| `(\w+)` \|", page.read_text("utf-8"), re.MULTILINE)) == sorted(command.SCENARIOS)
