@@ -6,12 +6,14 @@ import random
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
 
 import pytest
 import redis
 
+from celery_delayq.basics.times import EPOCH
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys
@@ -55,6 +57,11 @@ def now_us(client: redis.Redis) -> int:
 def now_ms(client: redis.Redis) -> int:
     """Return the server's time in ms."""
     return now_us(client) // 1000
+
+
+def floor_ms(when: datetime) -> int:
+    """Return a time as unix time in ms, rounded down."""
+    return (when - EPOCH) // timedelta(milliseconds=1)
 
 
 def offer(queue: DelayedQueue, message_id: str, due_ms: int | None = FAR, payload: bytes | None = None) -> None:

@@ -143,7 +143,7 @@ def _arguments(entry: Entry | None, decode: Callable[[bytes], Any]) -> tuple[Any
     if entry is None:
         return None
     try:
-        return decode(entry.payload), _exactly(entry.due_ms)
+        return decode(entry.payload), _exactly(entry.score)
     except (ValueError, OverflowError, RecursionError):
         return None
 
@@ -240,7 +240,7 @@ def _entry_row(entry: Entry | None, codec: str) -> dict[str, Any]:
         payload, problem = CODECS[codec](entry.payload), None
     except (ValueError, RecursionError):
         payload, problem = repr(entry.payload), f"not {codec}"
-    return {"due": _isoformat(entry.due_ms), "payload": payload, "problem": problem}
+    return {"due": _isoformat(entry.score), "payload": payload, "problem": problem}
 
 
 def _print(rows: list[dict[str, Any]], as_json: bool, nothing: str) -> None:

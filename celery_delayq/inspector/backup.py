@@ -209,7 +209,7 @@ def _line(broker_list: BrokerList, task: ScheduledTask) -> dict[str, Any]:
     line = {
         "queue": broker_list.queue,
         "priority": broker_list.priority,
-        "due_ms": entry.due_ms,
+        "due_ms": entry.score,
         "id": task.id,
     }
     if offer is None:

@@ -9,7 +9,7 @@ from itertools import groupby
 from operator import itemgetter
 from typing import Literal, TypeAlias, get_args
 
-from celery_delayq.basics.times import Time, aware, to_ms
+from celery_delayq.basics.times import Time, aware, to_datetime, to_ms
 from celery_delayq.inspector import ready_tasks
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.broker_lists import BrokerLists
@@ -154,4 +154,4 @@ def _release(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str | None) 
 def _amend(queue: DelayedQueue, waiting: Sequence[Entry], *, eta: str, due_ms: int) -> list[bool]:
     """Return an answer for each entry that can be amended."""
     ours = [entry for entry in waiting if OfferId.is_one(entry.id)]
-    return queue.amend_many([(entry, with_eta(entry.payload, eta, due_ms)) for entry in ours], due_ms=due_ms)
+    return queue.amend_many([(entry, with_eta(entry.payload, eta, due_ms)) for entry in ours], eta=to_datetime(due_ms))

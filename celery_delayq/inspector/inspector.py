@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from redis.exceptions import ResponseError
 
 from celery_delayq.basics.errors import UnknownQueue
-from celery_delayq.basics.times import Time, due_at, to_ms
+from celery_delayq.basics.times import Time, due_at, to_datetime, to_ms
 from celery_delayq.inspector import ready_tasks
 from celery_delayq.inspector.broker_lists import BrokerLists
 from celery_delayq.inspector.task import ScheduledTask, scheduled_task
@@ -93,7 +93,7 @@ class Inspector:
             entries = queue.find(task_id)
             if not entries:
                 return None
-            entry = min(entries, key=lambda entry: entry.due_ms)
+            entry = min(entries, key=lambda entry: entry.score)
             return scheduled_task(entry, self.lists.parse(queue.name), now_ms)
 
         found, refused = self._try_each(task_ids, first)
@@ -221,7 +221,7 @@ def _complete(results: dict[str, list[T]], refused: Exception | None) -> dict[st
 
 
 def _due_ms(task: ScheduledTask) -> int:
-    return task.entry.due_ms
+    return task.entry.score
 
 
 def _answers(results: dict[str, list[Any]]) -> dict[str, bool]:
@@ -235,14 +235,14 @@ def _amend(queue: DelayedQueue, task_id: str, eta: str, due_ms: int) -> bool:
         todo = []
         for entry in queue.find(task_id):
             message = with_eta(entry.payload, eta, due_ms)
-            if (entry.due_ms, entry.payload) == (due_ms, message):
+            if (entry.score, entry.payload) == (due_ms, message):
                 waits = True
             else:
                 todo.append((entry, message))
         if not todo:
             return waits
         for entry, message in todo:
-            waits = queue.amend(entry, message, due_ms=due_ms) is not None or waits
+            waits = queue.amend(entry, message, eta=to_datetime(due_ms)) or waits
 
 
 def _update(queue: DelayedQueue, task_id: str, change: Callable[[bytes], bytes], there: DelayedQueue) -> bool:
@@ -257,7 +257,7 @@ def _update(queue: DelayedQueue, task_id: str, change: Callable[[bytes], bytes],
             message = change(entry.payload)
             written.add(message)
             if there.name == queue.name:
-                changed.append(queue.amend(entry, message, due_ms=entry.due_ms) is not None)
+                changed.append(queue.amend(entry, message))
             else:
                 changed.append(queue.move(entry, message, there))
         waits = waits or any(changed)
@@ -269,6 +269,6 @@ def _release(queue: DelayedQueue, task_id: str, eta: str | None) -> bool:
     """Move all entries of an id to the broker list. Retry entries that someone else changed in the meantime."""
     moved = False
     while entries := queue.find(task_id):
-        entries.sort(key=lambda entry: entry.due_ms)
+        entries.sort(key=lambda entry: entry.score)
         moved = any(queue.release([(entry, with_eta(entry.payload, eta, None)) for entry in entries])) or moved
     return moved

@@ -182,7 +182,7 @@ class _Cursor:
     position: Position
 
     def encode(self) -> str:
-        return cursors.encode([self.position.due_ms, self.broker_list, self.position.start.hex()])
+        return cursors.encode([self.position.score, self.broker_list, self.position.start.hex()])
 
     @classmethod
     def decode(cls, text: str) -> _Cursor:
@@ -247,7 +247,7 @@ def entries(
     streams = [_steps(one, _reads(lists, one, criteria, last, read, losses)) for one in waiting]
     found: list[tuple[BrokerList, Entry]] = []
     examined = size = 0
-    for broker_list, entry, number in heapq.merge(*streams, key=lambda step: (step[1].due_ms, step[0].name)):
+    for broker_list, entry, number in heapq.merge(*streams, key=lambda step: (step[1].score, step[0].name)):
         if last is not None and (len(found) == limit or examined >= most_examined or size >= _MOST_BYTES):
             more = last.encode()
             break
@@ -293,11 +293,11 @@ def _reads(
         for start_ms, end_ms in criteria.spans:
             after: Position | None = None
             if last is not None:
-                reached_ms = last.position.due_ms + (broker_list.name < last.broker_list)
+                reached_ms = last.position.score + (broker_list.name < last.broker_list)
                 after = last.position if is_own and (start_ms is None or reached_ms >= start_ms) else None
                 start_ms = max(reached_ms, start_ms or 0)
             if start_ms is None or end_ms is None or start_ms <= end_ms:
-                yield from queue.search(criteria.marks, after, due_from_ms=start_ms, due_to_ms=end_ms, limit=limit)
+                yield from queue.search(criteria.marks, after, lowest=start_ms, highest=end_ms, limit=limit)
     except CONNECTION_ERRORS as exc:
         losses.append(lists.lose(broker_list, exc))
 

@@ -187,7 +187,7 @@ def _matching(criteria: Criteria, broker_list: BrokerList, now_ms: int) -> Calla
 
     def matches(message: bytes) -> bool:
         task = ready_task(message, broker_list, now_ms)
-        is_due = (start_ms is None or task.entry.due_ms >= start_ms) and (end_ms is None or task.entry.due_ms <= end_ms)
+        is_due = (start_ms is None or task.entry.score >= start_ms) and (end_ms is None or task.entry.score <= end_ms)
         return is_due and criteria.matches(task)
 
     return matches

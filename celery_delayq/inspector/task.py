@@ -181,7 +181,7 @@ def _task(
         name=_text(headers.get("task")),
         args_text=_text(headers.get("argsrepr")),
         kwargs_text=_text(headers.get("kwargsrepr")),
-        time_left=to_timedelta(entry.due_ms - now_ms),
+        time_left=to_timedelta(entry.score - now_ms),
         queue=broker_list.queue,
         priority=priority if type(priority) is int else broker_list.priority,
         broker_list=broker_list.name,

@@ -68,8 +68,8 @@ class Recorder:
         name, add = queue.name, self.add
         if done.moved:
             add(name, TRANSFERRED, done.moved)
-        for due_ms, number in done.parts:
-            self._add_lateness(name, TRANSFER_LATENESS, (done.now_us / 1000 - due_ms) / 1000, number)
+        for due, number in done.parts:
+            self._add_lateness(name, TRANSFER_LATENESS, (done.now - due).total_seconds(), number)
         if done.dead:
             add(name, DEAD_LETTERS + NOT_AN_ENTRY, done.dead)
         if process_of(done.former) != process_of(done.punctual):  # a new connection is no change

@@ -6,14 +6,15 @@ commands call it.
 
 from __future__ import annotations
 
-import operator
 import time
 import uuid
 from contextlib import suppress
+from datetime import datetime
 
 import redis
 from redis.client import NEVER_DECODE
 
+from celery_delayq.basics.times import Span, Time, due_at, span_s, to_datetime, to_ms
 from celery_delayq.queue import codec, keys, scripts
 from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.entry import Entry
@@ -25,9 +26,6 @@ from celery_delayq.queue.waiting import Waiting
 
 #: Default for the maximum number of messages that one call of `transfer` moves.
 BATCH_SIZE = 100
-
-#: Later than any datetime. With any delay added, it is still exact in the doubles of Lua and Redis.
-_END_OF_TIME_MS = 2**52
 
 #: Longest single wait of `take` on the server, in seconds. Then it checks whether the head has changed.
 _TAKE_SLICE_S = 1.0
@@ -46,7 +44,7 @@ class DelayedQueue(Waiting, Ready):
     `redis.RedisError` if the server is away or refuses a command.
 
     This class never retries, but your client may: `redis.Redis()` retries by default since redis-py 6. If the
-    connection breaks before the reply, it may then offer a message with `delay_s` twice, or lose a message that it
+    connection breaks before the reply, it may then offer a message with a `countdown` twice, or lose a message that it
     takes. If that matters, pass `retry=Retry(NoBackoff(), 0)` to the client.
 
     Args:
@@ -88,8 +86,8 @@ class DelayedQueue(Waiting, Ready):
         self,
         payload: bytes,
         *,
-        due_ms: int | None = None,
-        delay_s: float | None = None,
+        eta: Time | None = None,
+        countdown: Span | None = None,
         message_id: str | None = None,
         attempt: Attempt | None = None,
     ) -> str:
@@ -97,8 +95,8 @@ class DelayedQueue(Waiting, Ready):
 
         Args:
             payload: the message, opaque bytes.
-            due_ms: when it is due, unix time in ms; give either `due_ms` or `delay_s`.
-            delay_s: seconds until it is due, by the server's clock.
+            eta: when it is due: a datetime, or unix time in seconds; give either `eta` or `countdown`.
+            countdown: the time until it is due, by the server's clock: a timedelta, or seconds.
             message_id: any string; `cancel` finds the message by it. By default a random one. If the id is already in
                 use, it gets one more entry; but if this very message waits already, with the same due time and payload,
                 nothing is added. So the call may be repeated if its reply was lost.
@@ -108,16 +106,10 @@ class DelayedQueue(Waiting, Ready):
             The message id.
 
         Raises:
-            ValueError: not exactly one of `due_ms` and `delay_s` was given, or it is negative or far too large.
-            TypeError: `due_ms` is not a whole number, `payload` is not bytes, or `message_id` is not a string.
+            TypeError: not exactly one of `eta` and `countdown` was given, or an argument has the wrong type.
+            ValueError: it would be due after the year 9999, or the time is not a number.
         """
-        if (due_ms is None) == (delay_s is None):
-            raise ValueError("give offer() either due_ms or delay_s")
-        given_ms = operator.index(due_ms) if due_ms is not None else (delay_s or 0) * 1000
-        if not 0 <= given_ms < _END_OF_TIME_MS:
-            raise ValueError(
-                f"cannot offer a message with a negative due time, or one after the year 9999: {due_ms=}, {delay_s=}"
-            )
+        due_ms, delay_ms = _due(eta, countdown)
         if not isinstance(payload, bytes):
             raise TypeError(f"a payload must be bytes, not {type(payload).__name__}")
         message_id = str(uuid.uuid4()) if message_id is None else message_id
@@ -125,7 +117,7 @@ class DelayedQueue(Waiting, Ready):
         _, alone = scripts.offer(
             self.keys,
             due_ms=due_ms,
-            delay_ms=round(delay_s * 1000) if delay_s is not None else 0,
+            delay_ms=delay_ms,
             message_key=codec.message_key(message_id),
             payload=payload,
             mirrored=self.mirror_list,
@@ -141,7 +133,7 @@ class DelayedQueue(Waiting, Ready):
         payload: bytes,
         claim: Claim,
         *,
-        due_ms: int | None,
+        eta: Time | None,
         message_id: str,
         turn: int = 0,
         pace: Pace | None = None,
@@ -155,7 +147,7 @@ class DelayedQueue(Waiting, Ready):
         Args:
             payload: the message.
             claim: what it claims.
-            due_ms: when it is due, unix time in ms; None stores it in the list at once.
+            eta: when it is due, see `offer`; None stores it in the list at once.
             message_id: see `offer`.
             turn: see `Holder`.
             pace: the throttled key that gives it a turn; it waits for that.
@@ -165,6 +157,7 @@ class DelayedQueue(Waiting, Ready):
         Returns:
             What became of it.
         """
+        due_ms = None if eta is None else to_ms(eta, "eta")
         registered_until = self._registered_until() if due_ms is not None or pace is not None else 0.0
         there: keys.QueueKeys | None = None
         while True:
@@ -196,30 +189,30 @@ class DelayedQueue(Waiting, Ready):
         payload: bytes,
         pace: Pace,
         *,
-        due_ms: int | None,
+        eta: Time | None,
         message_id: str,
         tail: bytes = b"",
         attempt: Attempt | None = None,
-    ) -> int:
+    ) -> datetime | None:
         """Store a message that is due at the next turn of a throttled key. One atomic script.
 
         Args:
             payload: the message.
             pace: the key.
-            due_ms: when it should be due, unix time in ms; None for now.
+            eta: when it should be due, see `offer`; None for now.
             message_id: see `offer`.
             tail: for a message that says when it is due, which nobody knows before. If there is a tail, the message is
                 the payload, its due time in ms in decimal digits, and the tail.
             attempt: see `offer`.
 
         Returns:
-            When it is due, unix time in ms; 0 if an earlier attempt stored it, and it waits no longer.
+            When it is due; None if an earlier attempt stored it, and it waits no longer.
         """
         registered_until = self._registered_until()
-        due, alone = offer_throttled(
+        due_ms, alone = offer_throttled(
             self.keys,
             pace=pace,
-            due_ms=due_ms,
+            due_ms=None if eta is None else to_ms(eta, "eta"),
             message_key=codec.message_key(message_id),
             payload=payload,
             mirrored=self.mirror_list,
@@ -228,7 +221,7 @@ class DelayedQueue(Waiting, Ready):
         ).run(self.writer)
         if alone and time.monotonic() >= registered_until:
             self.register(again=True)  # see `offer`
-        return due
+        return to_datetime(due_ms) if due_ms else None
 
     def publish(self, message: bytes, attempt: Attempt) -> bool:
         """Put a message to the back of the list at once. One atomic script.
@@ -248,9 +241,9 @@ class DelayedQueue(Waiting, Ready):
         payload: bytes,
         *,
         consumer: str,
-        due_ms: int,
+        eta: Time | None = None,
+        countdown: Span | None = None,
         message_id: str,
-        is_from_now: bool = False,
         holder: Holder | None = None,
         client: redis.Redis | None = None,
     ) -> bool:
@@ -260,22 +253,23 @@ class DelayedQueue(Waiting, Ready):
             message: the message as it was fetched.
             payload: the message to store instead.
             consumer: id of the consumer that has it in flight.
-            due_ms: when it is due, unix time in ms; with `is_from_now`, in how many ms.
+            eta: see `offer`.
+            countdown: see `offer`.
             message_id: `cancel` finds the message by this id.
-            is_from_now: see `due_ms`.
             holder: if its task holds a unique key. It holds it while the message waits, as a delayed task does.
             client: to use instead of that of the queue.
 
         Returns:
             Whether it was in flight. If not, nothing was stored.
         """
+        due_ms, delay_ms = _due(eta, countdown)
         self.register()
         moved, alone = scripts.offer_fetched(
             self.keys,
             consumer=consumer,
             message=message,
-            due_ms=due_ms,
-            is_from_now=is_from_now,
+            due_ms=delay_ms if due_ms is None else due_ms,
+            is_from_now=due_ms is None,
             message_key=codec.message_key(message_id),
             payload=payload,
             mirrored=self.mirror_list,
@@ -301,7 +295,7 @@ class DelayedQueue(Waiting, Ready):
             False if the entry has changed or no longer waits.
         """
         there.register()
-        call = move(self.keys, there=there.keys, due_ms=entry.due_ms, entry=entry.raw, payload=payload)
+        call = move(self.keys, there=there.keys, due_ms=entry.score, entry=entry.raw, payload=payload)
         moved, alone = call.run(self.writer)
         if moved and alone:
             with suppress(redis.ResponseError):  # see `offer`; it was moved anyway
@@ -331,7 +325,7 @@ class DelayedQueue(Waiting, Ready):
         return begun + REGISTERED_FOR_S if self.register() else 0.0
 
     def transfer(
-        self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace_ms: int = 0, lead_ms: int = 0
+        self, limit: int = BATCH_SIZE, *, transferrer: str = "", grace: Span = 0, lead: Span = 0
     ) -> Transferred:
         """Move messages that are due, by the server's clock, to the list, earliest first. One atomic script.
 
@@ -339,15 +333,17 @@ class DelayedQueue(Waiting, Ready):
             limit: maximum number of messages to move, 1 to 1,000. A call may move fewer although more are due.
             transferrer: id of a loop. Only the punctual loop of a queue moves messages as soon as they are due. Without
                 an id, the call moves due messages at once and has no effect on which loop is punctual.
-            grace_ms: how long other loops leave due messages to the punctual loop, in ms.
-            lead_ms: also move messages that are due within this time, in ms, for consumers that wait for the rest
-                themselves.
+            grace: how long other loops leave due messages to the punctual loop: a timedelta, or seconds.
+            lead: also move messages that are due within this time, a timedelta or seconds, for consumers that wait for
+                the rest themselves.
 
         Raises:
-            ValueError: `limit` is out of range.
+            TypeError: `grace` or `lead` is neither a timedelta nor a number.
+            ValueError: `limit` is out of range, or `grace` or `lead` is infinite or NaN.
         """
         if not 1 <= limit <= MAX_BATCH_SIZE:
             raise ValueError(f"limit must be 1 to {MAX_BATCH_SIZE}, not {limit!r}")
+        grace_ms, lead_ms = round(span_s(grace, "grace") * 1000), round(span_s(lead, "lead") * 1000)
         return scripts.transfer(
             self.keys, limit=limit, transferrer=transferrer, grace_ms=grace_ms, lead_ms=lead_ms
         ).run(self.client)
@@ -356,7 +352,7 @@ class DelayedQueue(Waiting, Ready):
         """Stop being the punctual loop of this queue. Returns whether `transferrer` was."""
         return scripts.resign(self.keys, transferrer=transferrer).run(self.client)
 
-    def take(self, timeout_s: float | None = None) -> bytes | None:
+    def take(self, timeout: Span | None = None) -> bytes | None:
         """Wait for a message and remove it from the list. Transfers messages that become due in the meantime.
 
         As with RBlockingQueue.take, a taken message is lost if its taker dies.
@@ -365,20 +361,24 @@ class DelayedQueue(Waiting, Ready):
         the wait, it is noticed within a second, or at once if a transfer loop runs.
 
         Args:
-            timeout_s: how long to wait, in seconds. None waits for ever; 0 does not wait.
+            timeout: how long to wait: a timedelta, or seconds. None waits for ever; 0 does not wait.
 
         Returns:
             The payload, or None after the timeout.
+
+        Raises:
+            TypeError: `timeout` is neither a timedelta nor a number.
+            ValueError: `timeout` is infinite or NaN.
         """
-        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+        deadline = None if timeout is None else time.monotonic() + span_s(timeout, "timeout")
         while True:
             seen = self.transfer()
             payload: bytes | None = self.client.execute_command("RPOP", self.name, **{NEVER_DECODE: True})
             if payload is not None:
                 return payload
             wait_s = self._take_slice_s
-            if seen.head_due_ms is not None:
-                wait_s = min(wait_s, seen.head_due_ms / 1000 - seen.now_us / 1_000_000)
+            if seen.head_due is not None:
+                wait_s = min(wait_s, (seen.head_due - seen.now).total_seconds())
             if deadline is not None:
                 wait_s = min(wait_s, deadline - time.monotonic())
                 if wait_s <= 0 and time.monotonic() >= deadline:
@@ -389,6 +389,14 @@ class DelayedQueue(Waiting, Ready):
             )
             if popped:
                 return bytes(popped[1])
+
+
+def _due(eta: Time | None, countdown: Span | None) -> tuple[int | None, int]:
+    """Return an eta as unix time in ms; or None, and a countdown in ms. The errors are those of `due_at`."""
+    if eta is not None and countdown is None:
+        return to_ms(eta, "eta"), 0
+    now_ms = time.time_ns() // 1_000_000  # it cancels out: the server adds the countdown to its own time
+    return None, max(0, to_ms(due_at(now_ms, countdown=countdown, eta=eta), "countdown") - now_ms)
 
 
 def database_of(client: redis.Redis) -> int:

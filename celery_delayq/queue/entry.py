@@ -22,13 +22,13 @@ class Entry:
     """A waiting message.
 
     Attributes:
-        due_ms: when it is due, unix time in ms.
+        score: its score in the timeout set: when it is due, exactly, even after the year 9999. Whole ms of unix time.
         payload: the message.
         id: the entry's id as stored; eight random bytes if Redisson offered it.
         raw: the entry as stored.
     """
 
-    due_ms: int
+    score: int
     payload: bytes
     id: bytes
     raw: bytes
@@ -39,12 +39,12 @@ class Entry:
     @property
     def due(self) -> datetime:
         """When it is due: aware, in UTC; `datetime.max` if it is due later than that."""
-        return to_datetime(self.due_ms)
+        return to_datetime(self.score)
 
     @property
     def position(self) -> Position:
         """Its position among the entries."""
-        return Position(self.due_ms, self.raw[: len(self.raw) - len(self.payload)])
+        return Position(self.score, self.raw[: len(self.raw) - len(self.payload)])
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,11 @@ class Position:
     """A position among the entries, short enough for a cursor. It stays valid if its entry is gone.
 
     Attributes:
-        due_ms: due time of the entry, unix time in ms.
+        score: of the entry, see `Entry`.
         start: the entry without its payload; practically unique among entries with the same due time.
     """
 
-    due_ms: int
+    score: int
     start: bytes
 
 

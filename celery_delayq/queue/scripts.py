@@ -8,10 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import redis
 
+from celery_delayq.basics.times import EPOCH, to_datetime
 from celery_delayq.queue import holds
 from celery_delayq.queue.call import Attempt, Call, load
 from celery_delayq.queue.holds import Holder
@@ -28,33 +30,38 @@ class Transferred:
     Attributes:
         moved: number of messages that were moved to the broker list.
         dead: number of entries that became dead letters.
-        head_due_ms: due time of the next entry, unix time in ms; None if there is none.
-        now_us: the server's time, unix time in microseconds.
-        last_sign_ms: last sign of life of the punctual transferrer, unix time in ms.
+        head_due: when the next entry is due, see `Entry.due`; None if there is none.
+        now: the server's time, aware, in microseconds.
+        last_sign: last sign of life of the punctual transferrer, aware; 1970 if there was none.
         punctual: id of the punctual transferrer; empty if there is none.
         former: id of the one that was punctual before the call; empty if there was none.
-        parts: the moved messages in due order, some at a time: when the first of them was due (unix time in ms; 0 if it
-            was always due), and how many they are.
+        parts: the moved messages in due order, some at a time: when the first of them was due (1970 if it was
+            always due), and how many they are.
     """
 
     moved: int
     dead: int
-    head_due_ms: int | None
-    now_us: int
-    last_sign_ms: int
+    head_due: datetime | None
+    now: datetime
+    last_sign: datetime
     punctual: str
     former: str = ""
-    parts: tuple[tuple[int, int], ...] = ()
+    parts: tuple[tuple[datetime, int], ...] = ()
 
     @classmethod
     def of(cls, reply: Any) -> Transferred:
         """Return what a reply says."""
         moved, dead, head, now_us, last, punctual, former, *slices = reply
         parts = tuple(
-            (score_to_ms(due) or 0, size) for size, due in zip(slices[::2], slices[1::2], strict=True) if size
+            (to_datetime(score_to_ms(due) or 0), size)
+            for size, due in zip(slices[::2], slices[1::2], strict=True)
+            if size
         )
+        head_ms = score_to_ms(head)
+        head_due = None if head_ms is None else to_datetime(head_ms)
+        now, last_sign = EPOCH + timedelta(microseconds=int(now_us)), to_datetime(int(last))
         after, before = punctual.decode("utf-8", "replace"), former.decode("utf-8", "replace")
-        return cls(moved, dead, score_to_ms(head), int(now_us), int(last), after, before, parts)
+        return cls(moved, dead, head_due, now, last_sign, after, before, parts)
 
 
 def score_to_ms(score: bytes | str | float) -> int | None:
@@ -352,14 +359,14 @@ def release(keys: QueueKeys, *, messages: Sequence[tuple[bytes, bytes]]) -> Call
 MAX_AMENDED = 25
 
 
-def amend(keys: QueueKeys, *, due_ms: int | None, messages: Sequence[tuple[bytes, bytes]]) -> Call[list[int | None]]:
+def amend(keys: QueueKeys, *, due_ms: int, messages: Sequence[tuple[bytes, bytes]]) -> Call[list[bool]]:
     """Change entries, each given as it was read, with its new payload; see `amend.lua`.
 
-    Returns for each of the first ones its due time, or None if it is no longer as it was read: at most for
-    `MAX_AMENDED`, and fewer while the delay list is in use.
+    Returns for each of the first ones whether it was as it was read: at most for `MAX_AMENDED`, and fewer while the
+    delay list is in use.
     """
-    args: list[bytes | str | int] = [keys.channel, "" if due_ms is None else due_ms, *_parts(messages[:MAX_AMENDED])]
-    return Call(load("amend"), keys.waiting, args, lambda reply: [int(due) if due else None for due in reply])
+    args: list[bytes | str | int] = [keys.channel, due_ms, *_parts(messages[:MAX_AMENDED])]
+    return Call(load("amend"), keys.waiting, args, _flags)
 
 
 def register(registry: str, *, names: Sequence[str]) -> Call[int]:

@@ -8,6 +8,7 @@ from typing import Any
 import redis
 from redis.client import NEVER_DECODE
 
+from celery_delayq.basics.times import Time, to_ms
 from celery_delayq.queue import codec, keys, scripts
 from celery_delayq.queue.entry import Entry, Position, entries_of, entry_of, in_batches, pairs
 
@@ -71,8 +72,8 @@ class Waiting:
         self,
         after: Entry | Position | None = None,
         *,
-        due_from_ms: int | None = None,
-        due_to_ms: int | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
         limit: int = 100,
     ) -> list[Entry]:
         """Return a page of waiting entries in due order. Corrupt entries are skipped.
@@ -82,27 +83,30 @@ class Waiting:
 
         Args:
             after: the last entry of the previous page, or its position. It need not be waiting any more.
-            due_from_ms: only entries due at this time or later, unix time in ms. Has no effect together with `after`.
-            due_to_ms: only entries due at this time or earlier, unix time in ms.
+            due_after: only entries due at this time or later; a datetime, or unix time in seconds. Has no effect
+                together with `after`.
+            due_before: only entries due before this time.
             limit: maximum number of entries, 1 to 1,000. Large entries count as several. Only an empty page is the
                 last one.
 
         Raises:
-            ValueError: `limit` is out of range.
+            TypeError: a time is neither a datetime nor a number.
+            ValueError: `limit` or a time is out of range.
         """
-        pages = self.pages(after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit)
+        pages = self.pages(after, due_after=due_after, due_before=due_before, limit=limit)
         return next(pages, [])
 
     def pages(
         self,
         after: Entry | Position | None = None,
         *,
-        due_from_ms: int | None = None,
-        due_to_ms: int | None = None,
+        due_after: Time | None = None,
+        due_before: Time | None = None,
         limit: int = 100,
     ) -> Iterator[list[Entry]]:
         """Yield page after page; see `page`."""
-        for _, entries in self.search((), after, due_from_ms=due_from_ms, due_to_ms=due_to_ms, limit=limit):
+        lowest, highest = _scores(due_after, due_before)
+        for _, entries in self.search((), after, lowest=lowest, highest=highest, limit=limit):
             if entries:
                 yield entries
 
@@ -111,8 +115,8 @@ class Waiting:
         marks: Sequence[Sequence[bytes]],
         after: Entry | Position | None = None,
         *,
-        due_from_ms: int | None = None,
-        due_to_ms: int | None = None,
+        lowest: int | None = None,
+        highest: int | None = None,
         limit: int = 100,
     ) -> Iterator[tuple[int, list[Entry]]]:
         """Yield waiting entries that contain certain byte strings, in due order. The server does the search.
@@ -122,8 +126,8 @@ class Waiting:
         Args:
             marks: groups of byte strings. An entry must contain one of each group. Without any, all entries are found.
             after: see `page`.
-            due_from_ms: see `page`; unix time in ms.
-            due_to_ms: see `page`; unix time in ms.
+            lowest: only entries with this score or a higher one, see `Entry`. Has no effect together with `after`.
+            highest: only entries with this score or a lower one.
             limit: maximum number of entries that one call reads, 1 to 1,000.
 
         Yields:
@@ -136,13 +140,12 @@ class Waiting:
         """
         if not 1 <= limit <= scripts.MAX_PAGE:
             raise ValueError(f"limit must be 1 to {scripts.MAX_PAGE}, not {limit!r}")
-        begin: dict[str, Any] = {"due_ms": due_from_ms}
+        begin: dict[str, Any] = {"due_ms": lowest}
         if after is not None:
             begin = _behind(after.position if isinstance(after, Entry) else after)
         while True:
-            read, found = scripts.page(self.keys, last_due_ms=due_to_ms, limit=limit, marks=marks, **begin).run(
-                self.client
-            )
+            call = scripts.page(self.keys, last_due_ms=highest, limit=limit, marks=marks, **begin)
+            read, found = call.run(self.client)
             if not found:
                 return
             yield read, list(entries_of(found))
@@ -151,49 +154,52 @@ class Waiting:
             corrupt = {"due_ms": scripts.score_to_ms(score), "skip": "entry", "after": raw}
             begin = corrupt if last is None else _behind(last.position)
 
-    def count(self, *, due_from_ms: int | None = None, due_to_ms: int | None = None) -> int:
-        """Count the entries due in a time span, both ends included. Corrupt entries count too. O(log N)."""
-        return int(self.client.zcount(self.keys.timeout_set, *scores_of(due_from_ms, due_to_ms)))
+    def count(self, *, due_after: Time | None = None, due_before: Time | None = None) -> int:
+        """Count the entries due in a time span, see `page`. Corrupt entries count too. O(log N)."""
+        return int(self.client.zcount(self.keys.timeout_set, *scores_of(*_scores(due_after, due_before))))
 
-    def amend(self, entry: Entry, payload: bytes, *, due_ms: int | None = None) -> int | None:
-        """Give a waiting message a new due time and payload. One atomic script.
+    def amend(self, entry: Entry, payload: bytes, *, eta: Time | None = None) -> bool:
+        """Give a waiting message a new payload, and perhaps a new due time. One atomic script.
 
         Args:
             entry: an entry that this package offered, as it was read.
             payload: the new payload.
-            due_ms: the new due time, unix time in ms; by default now.
+            eta: the new due time: a datetime, or unix time in seconds. By default it stays the same.
 
         Returns:
-            The due time, or None if the entry has changed or no longer waits.
+            False if the entry has changed or no longer waits.
 
         Raises:
-            ValueError: Redisson offered the entry, so it has no message id.
+            TypeError: `eta` is neither a datetime nor a number.
+            ValueError: Redisson offered the entry, so it has no message id; or `eta` is after the year 9999.
         """
         if not codec.OfferId.is_one(entry.id):
             raise ValueError("cannot amend an entry that another program offered")
-        (due,) = scripts.amend(self.keys, due_ms=due_ms, messages=[(entry.raw, payload)]).run(self.writer)
-        return due
+        due_ms = entry.score if eta is None else to_ms(eta, "eta")
+        (amended,) = scripts.amend(self.keys, due_ms=due_ms, messages=[(entry.raw, payload)]).run(self.writer)
+        return amended
 
-    def amend_many(self, messages: Sequence[tuple[Entry, bytes]], *, due_ms: int) -> list[bool]:
+    def amend_many(self, messages: Sequence[tuple[Entry, bytes]], *, eta: Time) -> list[bool]:
         """Give waiting messages one new due time, and each its new payload; see `amend`. One atomic script per 25.
 
         Args:
             messages: entries that this package offered, as they were read, each with the new payload.
-            due_ms: the new due time, unix time in ms.
+            eta: the new due time: a datetime, or unix time in seconds.
 
         Returns:
             For each entry, whether it was changed; it was not if it has changed or no longer waits.
 
         Raises:
-            ValueError: another program offered one of the entries. Nothing was changed.
+            TypeError: `eta` is neither a datetime nor a number.
+            ValueError: another program offered one of the entries, or `eta` is after the year 9999. Then
+                nothing was changed.
         """
+        due_ms = to_ms(eta, "eta")
         if not all(codec.OfferId.is_one(entry.id) for entry, _ in messages):
             raise ValueError("cannot amend an entry that another program offered")
         return in_batches(
             [(entry.raw, payload) for entry, payload in messages],
-            lambda batch: [
-                due is not None for due in scripts.amend(self.keys, due_ms=due_ms, messages=batch).run(self.writer)
-            ],
+            lambda batch: scripts.amend(self.keys, due_ms=due_ms, messages=batch).run(self.writer),
         )
 
     def remove(self, entries: Sequence[Entry]) -> list[bool]:
@@ -223,11 +229,17 @@ class Waiting:
         return int(self.client.zcard(self.keys.timeout_set))
 
 
-def scores_of(due_from_ms: int | None, due_to_ms: int | None) -> tuple[int | str, int | str]:
-    """Return the scores of a time span, both ends included; None is no limit. For commands like ZCOUNT."""
-    return "-inf" if due_from_ms is None else due_from_ms, "+inf" if due_to_ms is None else due_to_ms
+def scores_of(lowest: int | None, highest: int | None) -> tuple[int | str, int | str]:
+    """Return a range of scores, both ends included, for commands like ZCOUNT; None is no limit."""
+    return "-inf" if lowest is None else lowest, "+inf" if highest is None else highest
+
+
+def _scores(due_after: Time | None, due_before: Time | None) -> tuple[int | None, int | None]:
+    """Return the lowest and the highest score of a time span; its end is not included."""
+    lowest = None if due_after is None else to_ms(due_after, "due_after")
+    return lowest, None if due_before is None else to_ms(due_before, "due_before") - 1
 
 
 def _behind(position: Position) -> dict[str, Any]:
     """Return the start of the page after a position, as arguments of `scripts.page`."""
-    return {"due_ms": position.due_ms, "skip": "start", "after": position.start}
+    return {"due_ms": position.score, "skip": "start", "after": position.start}

@@ -45,7 +45,7 @@ def move_on(lists: BrokerLists, by_ms: int) -> None:
         queue = lists.delayed_queue(broker_list)
         # In due order, so that tasks which are due at the same time keep their order.
         calls = [
-            amend(queue.keys, due_ms=entry.due_ms - by_ms, messages=[(entry.raw, _earlier(entry.payload, by_ms))])
+            amend(queue.keys, due_ms=entry.score - by_ms, messages=[(entry.raw, _earlier(entry.payload, by_ms))])
             for page in queue.pages(limit=1000)
             for entry in page
             if OfferId.is_one(entry.id)

@@ -53,7 +53,7 @@ class Expectation:
                 differing.append("args")
             if self.kwargs is not None and kwargs != _as_sent(dict(self.kwargs), kind):
                 differing.append("kwargs")
-        if self.due_ms is not None and abs(found.entry.due_ms - self.due_ms) > self.tolerance_ms:
+        if self.due_ms is not None and abs(found.entry.score - self.due_ms) > self.tolerance_ms:
             differing.append("due")
         if self.queue not in (None, found.queue):
             differing.append("queue")
@@ -93,7 +93,7 @@ def nothing_matches(
 def shown(task: ScheduledTask, now_ms: int) -> str:
     """Return a waiting task as a line for people."""
     when = task.due.isoformat(timespec="seconds")
-    left = shown_span(to_timedelta(task.entry.due_ms - now_ms))
+    left = shown_span(to_timedelta(task.entry.score - now_ms))
     call = f"{task.name} args={task.args_text} kwargs={task.kwargs_text}"
     return f"{call} due={when} (in {left}) queue={task.queue!r} id={task.id}"
 

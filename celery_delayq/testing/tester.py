@@ -187,7 +187,7 @@ class DelayQTester(DelayQ):
         with self._inspector("cannot move time") as inspector:
             lists = inspector.lists
             waiting, _ = lists.waiting()
-            heads = [(head.due_ms, found) for found in waiting for head in lists.delayed_queue(found).peek()]
+            heads = [(head.score, found) for found in waiting for head in lists.delayed_queue(found).peek()]
             if not heads:
                 return None
             due_ms, broker_list = min(heads)

@@ -331,8 +331,8 @@ class TransferLoop(LoopThread):
             done = queue.transfer(
                 self.settings.batch_size,
                 transferrer=self.id,
-                grace_ms=self.settings.grace_ms,
-                lead_ms=lead_ms,
+                grace=self.settings.grace_ms / 1000,
+                lead=lead_ms / 1000,
             )
         except CONNECTION_ERRORS:
             raise
@@ -347,15 +347,15 @@ class TransferLoop(LoopThread):
             self._refused[queue.name] = str(exc)
             served.head_due_ms = served.wake_at_ms = None
             return
-        self._clock.observe(done.now_us, sent, time.monotonic())
+        self._clock.observe(round(done.now.timestamp() * 1_000_000), sent, time.monotonic())
         if done.moved and served.has_lead and served.head_due_ms is not None:
-            self.lead.moved(served.head_due_ms, done.now_us / 1000 + lead_ms, planned_at)
+            self.lead.moved(served.head_due_ms, done.now.timestamp() * 1000 + lead_ms, planned_at)
         self._refused.pop(queue.name, None)
-        served.head_due_ms = done.head_due_ms
+        served.head_due_ms = None if done.head_due is None else round(done.head_due.timestamp() * 1000)
         if done.punctual != served.punctual:
             logger.debug("The punctual loop of delayed queue %r is now %s", queue.name, done.punctual)
         served.punctual = done.punctual
-        self._arm(served, last_sign_ms=done.last_sign_ms)
+        self._arm(served, last_sign_ms=round(done.last_sign.timestamp() * 1000))
         if done.moved:
             self._failover_log.hurry()
             logger.debug("Transferred %d to %r", done.moved, queue.name)

@@ -13,6 +13,7 @@ from typing import Any
 from redis import exceptions
 
 from celery_delayq.basics.errors import InvalidEta
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING
 from celery_delayq.transport.eta import eta_ms_of, seconds_until
@@ -72,7 +73,7 @@ class EtaTasks:
                 raw,
                 encode({**payload, "properties": properties}),
                 consumer=consumer.id,
-                due_ms=due_ms,
+                eta=to_datetime(due_ms),
                 message_id=headers["id"],
             )
         except NOT_SERVING:

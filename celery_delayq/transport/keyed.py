@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.options.throttle import Throttle
 from celery_delayq.options.unique import For, OnConflict, Unique
 from celery_delayq.queue import scripts
@@ -149,16 +150,16 @@ def put_keyed(
     """
     headers, message = message["headers"], as_stored(message, claiming)
     payload, tail = (encode(message), b"") if pace is None else around_its_turn(message)
-    queue = channel.delayed_queue(broker_list)
+    queue, eta = channel.delayed_queue(broker_list), None if due_ms is None else to_datetime(due_ms)
     if claiming is None:
         if pace is not None:
-            queue.offer_throttled(payload, pace, due_ms=due_ms, message_id=headers["id"], tail=tail, attempt=attempt)
+            queue.offer_throttled(payload, pace, eta=eta, message_id=headers["id"], tail=tail, attempt=attempt)
         return
     while True:
         offered = queue.offer_unique(
             payload,
             claiming.claim,
-            due_ms=due_ms,
+            eta=eta,
             message_id=headers["id"],
             turn=_turn_of(headers),
             pace=pace,
@@ -170,7 +171,7 @@ def put_keyed(
         entry = entry_of(offered.entry, due_ms)
         if entry is not None and due_ms is not None:
             later = with_eta(entry.payload, headers["eta"], due_ms)
-            channel.delayed_queue(offered.broker_list).amend(entry, later, due_ms=due_ms)
+            channel.delayed_queue(offered.broker_list).amend(entry, later, eta=eta)
     if offered.outcome == "repeated":
         raise ValueError(
             f"a task with the id {headers['id']!r} waits in {without_priority(broker_list)!r} already, with another "

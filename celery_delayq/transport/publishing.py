@@ -17,6 +17,7 @@ from kombu.utils.json import dumps
 from kombu.utils.uuid import uuid
 from redis import exceptions
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.connections import passing_refusal, refusals
@@ -265,7 +266,7 @@ class PublishingChannel(ConnectingChannel):
         kombu_batch: Any = kwargs.get("_publish_batch")
         if self.batch is None and kombu_batch is None:
             self.expiry.used(queue)
-            delayed_queue.offer(payload, due_ms=due_ms, message_id=message_id, attempt=attempt)
+            delayed_queue.offer(payload, eta=to_datetime(due_ms), message_id=message_id, attempt=attempt)
             return
         if self.batch is not None:
             delayed_queue.register()

@@ -68,7 +68,7 @@ def _with_waiting(command: Callable[..., Any]) -> Callable[..., Any]:
         try:
             queues = [channel.delayed_queue(name) for names in _lists(state, channel).values() for name in names]
             entries = [chain.from_iterable(queue.pages()) for queue in queues]
-            waiting = merge(*entries, key=lambda entry: entry.due_ms)
+            waiting = merge(*entries, key=lambda entry: entry.score)
             messages = ((entry, decode_task(entry.payload)) for entry in waiting)
             shown = (_info(state, entry, message) for entry, message in messages if message is not None)
             return [*held, *islice(shown, settings_of(state.app).inspect_limit)]
@@ -108,7 +108,7 @@ def delayed(state: Any, **kwargs: Any) -> Any:
     found = {}
     for queue, names in _lists(state, channel).items():
         queues = [channel.delayed_queue(name) for name in names]
-        heads = [entry.due_ms for queue in queues for entry in queue.peek()]
+        heads = [entry.score for queue in queues for entry in queue.peek()]
         found[queue] = {
             "delayed": sum(queue.size() for queue in queues),
             "next_due": to_datetime(min(heads)).isoformat() if heads else None,
@@ -141,11 +141,11 @@ def _info(state: Any, entry: Entry, message: dict[str, Any]) -> dict[str, Any]:
     delivery_info = delivery_info if isinstance(delivery_info, dict) else {}
     priority = properties.get("priority")
     try:
-        is_due_then = eta_ms_of(message) == entry.due_ms
+        is_due_then = eta_ms_of(message) == entry.score
     except InvalidEta:
         is_due_then = False
     return {
-        "eta": _eta(state.app, headers["eta"]) if is_due_then else to_datetime(entry.due_ms).isoformat(),
+        "eta": _eta(state.app, headers["eta"]) if is_due_then else to_datetime(entry.score).isoformat(),
         "priority": _TIMER_PRIORITY,
         "request": {
             "id": headers["id"],

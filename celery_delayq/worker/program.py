@@ -17,7 +17,6 @@ from kombu.serialization import prepare_accept_content
 from redis import exceptions
 
 from celery_delayq.basics.errors import DeliveryLimitReached
-from celery_delayq.basics.times import to_datetime
 from celery_delayq.metrics.flusher import Flusher
 from celery_delayq.metrics.recorder import Recorder
 from celery_delayq.options.settings import settings_of
@@ -214,7 +213,7 @@ class WorkerProgram(Program):
         if self.counting is not None:
             self.counting.recorder.on_pass(queue, done)
         for _ in range(done.dead):
-            letter = DeadLetter(queue.name, to_datetime(done.now_us // 1000), "", NOT_AN_ENTRY, b"")
+            letter = DeadLetter(queue.name, done.now, "", NOT_AN_ENTRY, b"")
             self.errands.add(partial(self._tell, letter))
 
     def chores(self, client: redis.Redis, serves: Callable[[str], bool]) -> None:

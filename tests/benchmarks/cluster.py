@@ -363,7 +363,7 @@ def _move_all(fillers: Sequence[Filler]) -> int:
     total = 0
     while queues:
         for queue in list(queues):
-            moved = queue.transfer(transferrer="benchmark", grace_ms=250).moved
+            moved = queue.transfer(transferrer="benchmark", grace=0.25).moved
             total += moved
             if not moved:
                 queues.remove(queue)

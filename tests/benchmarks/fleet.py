@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from examples.private_redis import PrivateRedis
 from tests.benchmarks.figures import OURS, Target, percentile
 from tests.benchmarks.filling import PAYLOAD_BYTES
@@ -72,11 +73,11 @@ class _Sent:
 def _loops(loops: int, scale: Scale) -> _Sent:
     with PrivateRedis() as server, server.client() as client:
         queue = DelayedQueue(client, "celery")
-        queue.offer(bytes(PAYLOAD_BYTES), delay_s=3600)
+        queue.offer(bytes(PAYLOAD_BYTES), countdown=3600)
         with Fleet(server.port, loops) as fleet:
             time.sleep(_SETTLED_S)
             idle = _idle(fleet, scale.idle_s)
-            queue.offer(bytes(PAYLOAD_BYTES), delay_s=0)
+            queue.offer(bytes(PAYLOAD_BYTES), countdown=0)
             wait_until(lambda: fleet.moved, "one of them is the punctual one")
             counts = scale.fleet_messages
             return _Sent(idle, {count: _transferring(queue, fleet, loops, count, scale.fleet_s) for count in counts})
@@ -95,7 +96,7 @@ def _transferring(queue: DelayedQueue, fleet: Fleet, loops: int, count: int, spa
     first_due_ms = int((time.time() + _FIRST_DUE_S) * 1000)
     for _ in range(count):
         due_ms = first_due_ms + rng.randrange(int(span_s * 1000))
-        queue.offer(bytes(PAYLOAD_BYTES), due_ms=due_ms)
+        queue.offer(bytes(PAYLOAD_BYTES), eta=to_datetime(due_ms))
     wait_until(lambda: fleet.moved == count, "all are moved", _FIRST_DUE_S + span_s + 10)
     seconds, commands = time.monotonic() - begin, fleet.commands
     return commands.total("message") / count, commands.total("look") / loops / seconds
@@ -113,7 +114,7 @@ def _takeover(loops: int) -> list[float]:
 
 
 def _is_punctual(queue: DelayedQueue, loop: LoneLoop) -> bool:
-    queue.offer(b"0", delay_s=0)
+    queue.offer(b"0", countdown=0)
     found = queue.client.get(queue.keys.transferrer)
     return isinstance(found, bytes) and found.decode().endswith(f":{loop.id}")
 
@@ -122,7 +123,7 @@ def _lateness_around_death(queue: DelayedQueue, punctual: LoneLoop) -> list[floa
     first_due_ms = int((time.time() + _FIRST_DUE_S) * 1000)
     killed_at_ms = first_due_ms + _BEFORE_S * 1000
     for due_ms in range(first_due_ms, int(killed_at_ms + _AFTER_S * 1000), _EVERY_MS):
-        queue.offer(str(due_ms).encode(), due_ms=due_ms)
+        queue.offer(str(due_ms).encode(), eta=to_datetime(due_ms))
     late: list[float] = []
     killed = False
     while not killed or queue.size() or queue.client.llen(queue.name):

@@ -56,7 +56,7 @@ def run(scale: Scale) -> Report:
 
 
 def _offers(queue: DelayedQueue, calls: int) -> Callable[[], float]:
-    return lambda: _p50_ms(lambda: queue.offer(b"x" * 500, delay_s=_COUNTDOWN_S), calls)
+    return lambda: _p50_ms(lambda: queue.offer(b"x" * 500, countdown=_COUNTDOWN_S), calls)
 
 
 def _one_by_one(app: Celery, calls: int) -> Callable[[], float]:

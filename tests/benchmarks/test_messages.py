@@ -43,7 +43,7 @@ def test_what_fills_a_queue_is_what_an_offer_writes(client: redis.Redis, order: 
     assert queue.size() == client.hlen(queue.keys.index) == client.llen(queue.keys.delay_list) == 1_500
     entries = queue.peek(1_500)
     assert {len(entry.payload) for entry in entries} == {50}
-    assert all(FIRST_DUE_MS <= entry.due_ms < FIRST_DUE_MS + 10_000 for entry in entries)
+    assert all(FIRST_DUE_MS <= entry.score < FIRST_DUE_MS + 10_000 for entry in entries)
     ids = [OfferId.from_bytes(entry.id) for entry in entries]
     assert [entry.payload[:16] for entry in entries] == [one.message_key for one in ids if one is not None]
     assert all(one is not None and one.mirrored and not one.repeated for one in ids)
@@ -66,7 +66,7 @@ def test_what_waits_can_be_due_at_one_instant(client: redis.Redis) -> None:
     filler.fill_up_to(500)
     filler.make_instant()
     filler.fill_up_to(600)
-    assert {entry.due_ms for entry in queue.peek(600)} == {0}
+    assert {entry.score for entry in queue.peek(600)} == {0}
     assert queue.transfer(600).moved == 600
     assert client.hlen(queue.keys.index) == 0
 

@@ -148,7 +148,7 @@ class Caller:
 
 
 def our_way(queue: DelayedQueue) -> Caller:
-    return Caller(queue, lambda: queue.transfer(transferrer="benchmark", grace_ms=250), "evalsha")
+    return Caller(queue, lambda: queue.transfer(transferrer="benchmark", grace=0.25), "evalsha")
 
 
 def redissons_way(queue: DelayedQueue) -> Caller:

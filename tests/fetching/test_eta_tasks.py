@@ -54,9 +54,9 @@ def test_it_waits_unchanged_but_for_the_property_of_what_was_delayed(stock: Brok
         assert it.bodies == ["now"]
         assert in_flight(ours.client) == 0
         (entry,) = DelayedQueue(ours.client, "q\x06\x163").find("the-id")
-    assert entry.due_ms == milliseconds(LATER)
+    assert entry.score == milliseconds(LATER)
     message = json.loads(raw)
-    message["properties"]["delayq_due"] = entry.due_ms
+    message["properties"]["delayq_due"] = entry.score
     assert json.loads(entry.payload) == message
     assert set(ours.client.zrange("delayq:queues", 0, -1)) == {b"q\x06\x163"}
 

@@ -72,7 +72,7 @@ class Broker:
         found = {}
         for name in registered(self.client, keyprefix):
             entries = DelayedQueue(self.client, name).peek(1000)
-            found[name] = [(entry.due_ms, json.loads(entry.payload)) for entry in entries]
+            found[name] = [(entry.score, json.loads(entry.payload)) for entry in entries]
         return found
 
     def transfer_all(self, keyprefix: str = "") -> None:

@@ -25,7 +25,7 @@ def test_it_says_whether_the_task_was_still_waiting(app: Celery, waiting: Delaye
     assert app.delayq.cancel(result.id) is True
     assert app.delayq.cancel(result.id) is False
     assert app.delayq.cancel("never heard of") is False
-    assert [entry.due_ms for entry in waiting.peek(9)] != []
+    assert [entry.score for entry in waiting.peek(9)] != []
     assert app.delayq.cancel(other.id) is True
     assert waiting.size() == 0
 

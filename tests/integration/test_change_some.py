@@ -14,6 +14,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import Chunk, DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.pages import MOST_EXAMINED
 from celery_delayq.queue import codec
 from tests.brokers import list_for
@@ -127,7 +128,8 @@ class TestChunks:
         assert summed(found) == (0, 0, 0)
         found = list(chunks(app, "reschedule", text="never heard of", eta=FAR / 1000 + 500))
         assert (
-            sum(chunk.examined for chunk in found) + waiting.count(due_from_ms=FAR + 500_000, due_to_ms=FAR + 500_000)
+            sum(chunk.examined for chunk in found)
+            + waiting.count(due_after=to_datetime(FAR + 500_000), due_before=to_datetime(FAR + 500_000 + 1))
             == 15_000
         )
         assert all(chunk.examined <= MOST_EXAMINED + 200 for chunk in found)

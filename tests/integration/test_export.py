@@ -59,7 +59,7 @@ def content(client: redis.Redis) -> dict[str, list[tuple[int, bytes]]]:
     found = {}
     for name in set(client.zrange("delayq:queues", 0, -1)):
         queue = DelayedQueue(client, name.decode())
-        found[queue.name] = [(entry.due_ms, entry.payload) for page in queue.pages() for entry in page]
+        found[queue.name] = [(entry.score, entry.payload) for page in queue.pages() for entry in page]
     return {name: entries for name, entries in found.items() if entries}
 
 
@@ -147,9 +147,8 @@ class TestThereAndBack:
         self, app: Celery, waiting: DelayedQueue
     ) -> None:
         ids = {app.tasks["note"].apply_async((number,), eta=LATER).id for number in range(500)}
-        lead_ms = round(LATER.timestamp() * 1000)
         file = io.BytesIO()
-        assert app.delayq.export(file, on_progress=lambda *_: waiting.transfer(170, lead_ms=lead_ms)) < 500
+        assert app.delayq.export(file, on_progress=lambda *_: waiting.transfer(170, lead=LATER.timestamp())) < 500
         exported = [json.loads(line).get("id") for line in file.getvalue().splitlines()][1:-1]
         delivered = {message["headers"]["id"] for message in ready(waiting.client)}
         assert set(exported) | delivered == ids

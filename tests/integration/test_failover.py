@@ -223,7 +223,7 @@ class TestWhatWorkersDoDoesNotWait:
     def test_a_transfer(self, pair: Pair) -> None:
         with pair.master.client() as client:
             queue = DelayedQueue(client, "q")
-            queue.offer(b"message", delay_s=0)
+            queue.offer(b"message", countdown=0)
             pair.wait_until_replicated()
             pair.suspend()
             assert queue.transfer().moved == 1

@@ -54,13 +54,13 @@ def tasks(queue: DelayedQueue) -> list[tuple[str, Any, int]]:
     for entry in queue.peek(100):
         message = json.loads(entry.payload)
         args = json.loads(base64.b64decode(message["body"]))[0]
-        found.append((message["headers"]["task"], args, entry.due_ms))
+        found.append((message["headers"]["task"], args, entry.score))
     return found
 
 
 def test_list_shows_what_is_there(command: Command, broker_client: redis.Redis) -> None:
     leave(broker_client, "jobs", b"1", b"2")
-    DelayedQueue(broker_client, "ours").offer(b"x", delay_s=60)
+    DelayedQueue(broker_client, "ours").offer(b"x", countdown=60)
     expected = {"first_due": "2096-10-02T07:06:40.000+00:00", "last_due": "2096-10-02T07:06:40.001+00:00"}
     assert rows(command("list", "--json")) == [{"list": "jobs", "waiting": 2, **expected, "listeners": 0}]
     assert "first due (UTC)" in command("list").output
@@ -170,7 +170,7 @@ def test_mistakes_change_nothing(
     command: Command, broker_client: redis.Redis, args: tuple[str, ...], message: str
 ) -> None:
     leave(broker_client, "jobs", b"x")
-    DelayedQueue(broker_client, "ours").offer(b"x", delay_s=60)
+    DelayedQueue(broker_client, "ours").offer(b"x", countdown=60)
     with nothing_changes(broker_client):
         result = command("adopt", *args, "--no-dry-run")
     assert result.exit_code != 0

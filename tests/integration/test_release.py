@@ -10,6 +10,7 @@ import pytest
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.inspector.backup import Released
 from celery_delayq.queue import codec
 from tests.brokers import list_for
@@ -69,7 +70,7 @@ def test_an_eta_that_is_not_the_due_time_becomes_it(app: Celery, waiting: Delaye
     (entry,) = waiting.peek()
     message = json.loads(entry.payload)
     message["headers"]["eta"] = eta
-    waiting.amend(entry, json.dumps(message).encode(), due_ms=entry.due_ms)
+    waiting.amend(entry, json.dumps(message).encode())
     assert app.delayq.release() == Released(1, 0)
     assert ready(waiting.client)[0]["headers"]["eta"] == LATER.isoformat()
 
@@ -93,7 +94,7 @@ def test_it_ends_although_workers_take_back_what_is_released(app: Celery, waitin
     def take_back(done: int, total: int) -> None:
         nonlocal came_back
         while (message := waiting.client.rpop("celery")) and came_back < 1000:
-            waiting.offer(message, due_ms=round(LATER.timestamp() * 1000))
+            waiting.offer(message, eta=to_datetime(round(LATER.timestamp() * 1000)))
             came_back += 1
 
     assert app.delayq.release(on_progress=take_back) == Released(150, 150)

@@ -13,6 +13,7 @@ from celery import Celery
 from celery.worker.control import Panel
 
 from celery_delayq import DelayedQueue, DelayQ
+from celery_delayq.basics.times import to_datetime
 from examples.private_redis import PrivateRedis
 from tests.state import now_ms
 from tests.support import wait_until
@@ -121,10 +122,10 @@ def test_an_eta_that_is_not_the_due_time_is_not_shown(app: Celery, worker: Worke
     """As Java may have offered it."""
     for eta in (None, "no time", "2030-01-01T00:00:00+00:00"):
         app.tasks["note"].apply_async(eta=ETA)
-        (entry,) = [entry for entry in waiting.peek(9) if entry.due_ms == ETA.timestamp() * 1000]
+        (entry,) = [entry for entry in waiting.peek(9) if entry.score == ETA.timestamp() * 1000]
         message = json.loads(entry.payload)
         message["headers"]["eta"] = eta
-        waiting.amend(entry, json.dumps(message).encode(), due_ms=entry.due_ms + 1)
+        waiting.amend(entry, json.dumps(message).encode(), eta=to_datetime(entry.score + 1))
     due = (ETA + timedelta(milliseconds=1)).isoformat()
     assert [shown["eta"] for shown in reply(app, "scheduled")] == [due] * 3
 
@@ -149,7 +150,7 @@ def test_a_pickle_is_shown_by_its_headers_and_not_opened(app: Celery, worker: Wo
 
 def test_what_is_no_task_is_left_out(app: Celery, worker: Worker, waiting: DelayedQueue) -> None:
     for payload in (b"no message", b"{}", b'{"properties": {}, "headers": {}}'):
-        waiting.offer(payload, delay_s=60)
+        waiting.offer(payload, countdown=60)
     waiting.client.zadd(waiting.keys.timeout_set, {b"no entry": now_ms(waiting.client) + 60_000})
     result = app.tasks["note"].apply_async(eta=ETA)
     assert [shown["request"]["id"] for shown in reply(app, "scheduled")] == [result.id]

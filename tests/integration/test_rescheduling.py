@@ -46,7 +46,7 @@ class TestLater:
         after = json.loads(entry.payload)
         assert without_eta(after) == without_eta(before)
         assert after["headers"]["eta"] == "2040-01-01T12:00:00.250000+09:00"
-        assert after["properties"]["delayq_due"] == entry.due_ms == round(LATER.timestamp() * 1000)
+        assert after["properties"]["delayq_due"] == entry.score == round(LATER.timestamp() * 1000)
         assert app.delayq.get(result).due == LATER
         assert app.delayq.cancel(result.id) is True
 
@@ -105,7 +105,7 @@ class TestLater:
         offer(waiting, "id", payload=b"\xffbytes")
         assert app.delayq.reschedule("id", eta=LATER)
         (entry,) = waiting.peek(9)
-        assert (entry.payload, entry.due_ms) == (b"\xffbytes", round(LATER.timestamp() * 1000))
+        assert (entry.payload, entry.score) == (b"\xffbytes", round(LATER.timestamp() * 1000))
 
     def test_what_does_not_wait(self, app: Celery, waiting: DelayedQueue) -> None:
         result = app.tasks["note"].delay()
@@ -195,7 +195,7 @@ class TestRaces:
         """Each is delivered once, or cancelled, or waits for its new time. The transfer is always close by."""
         eta = LATER - timedelta(days=365)
         names = [app.tasks["note"].apply_async((n,), eta=eta + n * MS, task_id=f"id{n}").id for n in range(400)]
-        lead_ms = round((LATER.timestamp() - 86400) * 1000) - now_ms(waiting.client)
+        lead = LATER.timestamp() - 86400 - now_ms(waiting.client) / 1000
         # Before each task, beside those who change it, or after them.
         ahead = random.choices([1, 0, 0, -2], k=len(names))
         at = [0, 0]
@@ -206,7 +206,7 @@ class TestRaces:
                 head = waiting.peek()
                 number = names.index(json.loads(head[0].payload)["headers"]["id"]) if head else len(names)
                 if number < len(names) and number <= max(at) + ahead[number]:
-                    waiting.transfer(1, lead_ms=lead_ms)
+                    waiting.transfer(1, lead=lead)
 
         def change(half: int) -> dict[str, str]:
             ways: dict[str, Callable[[str], bool]] = {
@@ -260,7 +260,7 @@ class TestRaces:
 
         def amend_and_deliver(queue: DelayedQueue, *args: Any, **kwargs: Any) -> Any:
             done = amend(queue, *args, **kwargs)
-            assert waiting.transfer(lead_ms=FAR).moved == 1
+            assert waiting.transfer(lead=FAR / 1000).moved == 1
             return done
 
         monkeypatch.setattr(DelayedQueue, "amend", amend_and_deliver)

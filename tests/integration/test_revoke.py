@@ -223,7 +223,7 @@ def test_one_bad_message_does_not_shield_the_others(
     (entry,) = waiting.find(bad)
     message = json.loads(entry.payload)
     message["headers"].update({"stamps": {}, **headers})
-    assert waiting.amend(entry, json.dumps(message).encode(), due_ms=entry.due_ms)
+    assert waiting.amend(entry, json.dumps(message).encode())
     app.control.revoke_by_stamped_headers({"customer": "42"})
     assert by_stamp.state == "REVOKED"
     app.control.revoke([before, bad, behind])

@@ -144,7 +144,7 @@ class TestConfigured:
         assert headers["mine"] == 1
         expires, eta = (headers[name] for name in ("expires", "eta"))
         assert expires > eta > shown.next_run.isoformat()[:19]
-        assert waiting.due_ms == round(shown.next_run.timestamp() * 1000)
+        assert waiting.score == round(shown.next_run.timestamp() * 1000)
 
 
 class TestBeat:

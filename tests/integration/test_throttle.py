@@ -14,7 +14,7 @@ from celery_delayq import DelayedQueue, Throttle, Unique
 from celery_delayq.queue.holds import Pace
 from tests.integration.long_tasks import in_flight
 from tests.ledger import Ledger
-from tests.state import now_ms
+from tests.state import floor_ms, now_ms
 from tests.support import is_raised, wait_until
 from tests.workers import Worker
 
@@ -36,7 +36,7 @@ def sync(app: Celery, waiting: DelayedQueue) -> Iterator[Any]:
 
 def dues(waiting: DelayedQueue) -> list[float]:
     """When what waits is due, in seconds since the first."""
-    found = [entry.due_ms for entry in waiting.peek(100)]
+    found = [entry.score for entry in waiting.peek(100)]
     return [(due - found[0]) / 1000 for due in found]
 
 
@@ -63,15 +63,15 @@ def test_the_message_says_when_its_turn_is(app: Celery, waiting: DelayedQueue) -
     entries = waiting.peek(9)
     assert len(entries) == 3
     for entry in entries:
-        assert json.loads(entry.payload)["properties"]["delayq_due"] == entry.due_ms
+        assert json.loads(entry.payload)["properties"]["delayq_due"] == entry.score
 
 
 def test_a_repeated_call_takes_no_second_turn(app: Celery, waiting: DelayedQueue) -> None:
     pace = Pace("key", 60_000_000)
-    dues = [waiting.offer_throttled(b'{"at": ', pace, due_ms=None, message_id="a", tail=b"}") for _ in range(2)]
+    dues = [waiting.offer_throttled(b'{"at": ', pace, eta=None, message_id="a", tail=b"}") for _ in range(2)]
     assert dues[0] == dues[1]
-    assert [entry.payload for entry in waiting.peek(9)] == [b'{"at": %d}' % dues[0]]
-    waiting.offer_throttled(b'{"at": ', pace, due_ms=None, message_id="b", tail=b" }")
+    assert [entry.payload for entry in waiting.peek(9)] == [b'{"at": %d}' % floor_ms(dues[0])]
+    waiting.offer_throttled(b'{"at": ', pace, eta=None, message_id="b", tail=b" }")
     assert waiting.size() == 2
 
 

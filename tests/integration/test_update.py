@@ -308,7 +308,7 @@ class TestRaces:
 
         def transfer() -> int:
             both.wait()
-            return waiting.transfer(lead_ms=FAR).moved
+            return waiting.transfer(lead=FAR / 1000).moved
 
         with ThreadPoolExecutor(1) as thread:
             for _ in range(100):

@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.codec import unpack
 from celery_delayq.queue.scripts import score_to_ms
 from tests.interop.conftest import CURRENT_ELSEWHERE, NOT_LATE_MS, StartRedisson, TransferCommand
@@ -32,7 +33,7 @@ def offer_from_both(redisson: Redisson, jobs: DelayedQueue) -> dict[bytes, int]:
     redisson.ask("offer", jobs.name, *(part for pair in pairs for part in pair))
     start_ms = now_ms(jobs.client) + FIRST_MS
     for at in range(COUNT):
-        jobs.offer(b"python %d" % at, due_ms=start_ms + SPREAD_MS * at // COUNT)
+        jobs.offer(b"python %d" % at, eta=to_datetime(start_ms + SPREAD_MS * at // COUNT))
     redisson.answer()
     assert jobs.client.llen(jobs.name) == 0, "too slow: something was due before all was offered"
     found = jobs.client.zrange(jobs.keys.timeout_set, 0, -1, withscores=True)

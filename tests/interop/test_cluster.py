@@ -12,6 +12,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.keys import QueueKeys
 from tests import brokers
 from tests.brokers import ClusterServer
@@ -98,7 +99,7 @@ def java_transfers(redisson: Redisson, client: redis.Redis) -> None:
     """Java alone transfers what Python offers, woken by its notification."""
     jobs = DelayedQueue(client, "celery")
     due_ms = now_ms(client) + 1500
-    jobs.offer(b"sooner than all else", due_ms=due_ms)
+    jobs.offer(b"sooner than all else", eta=to_datetime(due_ms))
     wait_until(lambda: client.llen("celery") == 1, "Java transferred it", 30)
     assert 0 <= now_ms(client) - due_ms < NOT_LATE_MS
 

@@ -10,6 +10,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from tests.interop.redisson import Redisson
 from tests.ledger import Ledger
 from tests.state import now_ms
@@ -88,7 +89,7 @@ def test_java_takes_in_due_order_what_java_transferred(newest: Redisson, jobs: D
 def test_java_takes_last_in_first_out_what_python_transferred(newest: Redisson, jobs: DelayedQueue) -> None:
     """Java's take() is from the left; RBlockingDeque.takeLast() is from the right, as kombu's."""
     for at in range(3):
-        jobs.offer(b"due %d" % at, due_ms=1000 + at)
+        jobs.offer(b"due %d" % at, eta=to_datetime(1000 + at))
     jobs.transfer()
     assert newest.value("poll_ready", "jobs", 0) == b"due 2"
     assert newest.value("poll_last", "jobs") == b"due 0"

@@ -9,6 +9,7 @@ import pytest
 import redis
 
 from celery_delayq import DeadLetters, DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from tests.interop.conftest import StartRedisson, TransferCommand
 from tests.interop.redisson import NEWEST, OLD, Redisson
 from tests.state import now_ms, seed
@@ -50,7 +51,7 @@ def test_both_packings_and_garbage_in_one_queue(
     due_ms = now_ms(jobs.client) + 2000
     seed(jobs, dict.fromkeys(GARBAGE, due_ms))
     for payload in values("python"):
-        jobs.offer(payload, due_ms=due_ms)
+        jobs.offer(payload, eta=to_datetime(due_ms))
     for redisson, side in ((old, "old"), (new, "new")):
         redisson.offer("jobs", *values(side), delay_ms=1000)
     delivered_once(jobs, values("old") + values("new") + values("python"))
@@ -71,19 +72,19 @@ def test_redisson_itself_stops_at_an_entry_of_its_old_version(
     wait_until(lambda: failed_scripts(jobs.client), "Redisson's transfer fails", 20)
     assert jobs.size() == 2
     assert jobs.client.llen("jobs") == 0
-    assert jobs.take(timeout_s=10) == b"old"
-    assert jobs.take(timeout_s=10) == b"new"
+    assert jobs.take(timeout=10) == b"old"
+    assert jobs.take(timeout=10) == b"new"
 
 
 def test_an_old_redisson_stops_at_an_entry_of_python(start_redisson: StartRedisson, jobs: DelayedQueue) -> None:
     """Why the manual says that a loop of this package must run beside it."""
-    jobs.offer(b"python", delay_s=0.1)
-    wait_until(lambda: jobs.peek()[0].due_ms < now_ms(jobs.client), "it is due")
+    jobs.offer(b"python", countdown=0.1)
+    wait_until(lambda: jobs.peek()[0].score < now_ms(jobs.client), "it is due")
     old = start_redisson(OLD)
     jobs.client.config_resetstat()
     old.call("transfer", "jobs")
     wait_until(lambda: failed_scripts(jobs.client), "Redisson's transfer fails", 20)
-    assert jobs.take(timeout_s=10) == b"python"
+    assert jobs.take(timeout=10) == b"python"
 
 
 @pytest.mark.one_server("it takes long, and is about a script of Redisson's")
@@ -151,7 +152,7 @@ def test_what_an_old_redisson_can_do_with_entries_of_python_in_its_delay_list(
     def fill() -> None:
         jobs.client.flushall()
         old.offer("jobs", b"java", delay_ms=HOUR_MS)
-        jobs.offer(b"python", delay_s=HOUR_MS / 1000)
+        jobs.offer(b"python", countdown=HOUR_MS / 1000)
 
     def left() -> list[bytes]:
         return sorted(entry.payload for entry in jobs.peek(9))
@@ -174,7 +175,7 @@ def test_what_an_old_redisson_can_do_with_entries_of_python_in_its_delay_list(
 
 def test_an_old_redisson_without_the_delay_list_of_python(start_redisson: StartRedisson, jobs: DelayedQueue) -> None:
     old = start_redisson(OLD)
-    jobs.offer(b"python", delay_s=HOUR_MS / 1000)
+    jobs.offer(b"python", countdown=HOUR_MS / 1000)
     old.offer("jobs", b"java", b"more", delay_ms=HOUR_MS)
     assert old.values("read_all", "jobs") == [b"java", b"more"]
     assert old.call("remove_all", "jobs", b"more", b"python")

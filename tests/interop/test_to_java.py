@@ -8,6 +8,7 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.transfer.settings import TransferSettings
 from tests.brokers import Server
 from tests.interop.conftest import CURRENT_ELSEWHERE, NOT_LATE_MS, StartRedisson
@@ -52,7 +53,7 @@ def test_java_takes_a_value_that_python_offers(redisson: Redisson, broker: Serve
     with transferring(broker, TransferSettings()):
         due_ms = now_ms(jobs.client) + 1000
         redisson.ask("take", "jobs")
-        jobs.offer(BINARY, due_ms=due_ms)
+        jobs.offer(BINARY, eta=to_datetime(due_ms))
         taken = b64decode(redisson.answer())
         late_ms = now_ms(jobs.client) - due_ms
     assert taken == BINARY
@@ -63,8 +64,8 @@ def test_python_takes_a_value_that_java_offers(redisson: Redisson, jobs: Delayed
     redisson.offer("jobs", BINARY, delay_ms=1000)
     (entry,) = jobs.peek()
     assert entry.payload == BINARY
-    assert jobs.take(timeout_s=30) == BINARY
-    assert 0 <= now_ms(jobs.client) - entry.due_ms < NOT_LATE_MS
+    assert jobs.take(timeout=30) == BINARY
+    assert 0 <= now_ms(jobs.client) - entry.score < NOT_LATE_MS
 
 
 @pytest.mark.parametrize("version", [NEWEST, CURRENT_ELSEWHERE])
@@ -74,9 +75,9 @@ def test_java_alone_transfers_what_python_offers(
     """The notification of a new head reaches Redisson, and so does an entry that was there before it."""
     redisson = start_redisson(version)
     due_ms = now_ms(jobs.client) + 3000
-    jobs.offer(b"later", due_ms=due_ms)
+    jobs.offer(b"later", eta=to_datetime(due_ms))
     redisson.call("transfer", "jobs")
-    jobs.offer(b"sooner", due_ms=due_ms - 2000)
+    jobs.offer(b"sooner", eta=to_datetime(due_ms - 2000))
     for payload, wanted_ms in ((b"sooner", due_ms - 2000), (b"later", due_ms)):
         assert redisson.value("poll_ready", "jobs", 30_000) == payload
         assert 0 <= now_ms(jobs.client) - wanted_ms < NOT_LATE_MS
@@ -86,4 +87,4 @@ def test_java_alone_transfers_what_python_offers(
 def test_text_of_java_is_utf8_for_python(start_redisson: StartRedisson, jobs: DelayedQueue) -> None:
     redisson = start_redisson(NEWEST, "string")
     redisson.offer("jobs", "grün".encode(), delay_ms=10)
-    assert jobs.take(timeout_s=30) == "grün".encode()
+    assert jobs.take(timeout=30) == "grün".encode()

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import redis
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from tests.loop.conftest import Loops
 from tests.state import calls, delivered, now_ms, offer
@@ -26,7 +27,7 @@ def punctual(client: redis.Redis) -> str:
 
 def become_punctual(queue: DelayedQueue, loop: str) -> None:
     """Let the only loop that runs move a message."""
-    queue.offer(b"first", due_ms=1)
+    queue.offer(b"first", eta=to_datetime(1))
     wait_until(lambda: punctual(queue.client) == loop, f"{loop} is punctual")
     wait_until(lambda: queue.take(0) == b"first", "the message is delivered")
 
@@ -64,7 +65,7 @@ class TestFollowers:
         loops.start("follower", grace_s=0.5)
         loops.wait_for(queue, 2)
         for number in range(30):
-            queue.offer(b"%d" % number, delay_s=0.05 * number)
+            queue.offer(b"%d" % number, countdown=0.05 * number)
         wait_until(lambda: queue.size() == 0, "all are delivered", timeout=30)
         assert sorted(map(int, delivered(queue))) == list(range(30))
 
@@ -89,7 +90,7 @@ class TestTakeover:
         loops.start("backup", grace_s=0.2)
         loops.wait_for(queue, 2)
         for number in range(20):
-            queue.offer(b"%d" % number, delay_s=0.5 + 0.05 * number)
+            queue.offer(b"%d" % number, countdown=0.5 + 0.05 * number)
         wait_until(lambda: delivered(queue), "the first is delivered")
         lone_loop.kill()
         lone_loop.wait()
@@ -104,7 +105,7 @@ class TestTakeover:
         lone_loop.kill()
         lone_loop.wait()
         for number in range(100):
-            queue.offer(b"%d" % number, delay_s=0.1 + 0.005 * number)
+            queue.offer(b"%d" % number, countdown=0.1 + 0.005 * number)
         wait_until(lambda: len(delivered(queue)) >= 100, "all are delivered", timeout=20)
         assert delivered(queue) == [b"%d" % number for number in range(100)]
 
@@ -114,7 +115,7 @@ class TestTakeover:
         become_punctual(queue, "leader")
         loops.start("backup", grace_s=60.0)
         loops.wait_for(queue, 2)
-        queue.offer(b"pay", delay_s=1.0)
+        queue.offer(b"pay", countdown=1.0)
         leader.stop()
         assert punctual(queue.client) in ("", "backup")
         wait_until(lambda: delivered(queue) == [b"pay"], "the backup delivers")
@@ -125,5 +126,5 @@ class TestTakeover:
         become_punctual(queue, "leader")
         loops.start("follower", grace_s=60.0).stop()
         assert punctual(queue.client) == "leader"
-        queue.offer(b"pay", delay_s=0.1)
+        queue.offer(b"pay", countdown=0.1)
         wait_until(lambda: delivered(queue) == [b"pay"], "the leader delivers")

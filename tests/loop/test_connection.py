@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
 from examples.private_redis import PrivateRedis
@@ -41,10 +42,10 @@ class TestServer:
         loops.start(connect=connect)
         with server.client() as client:
             queue = DelayedQueue(client, "q")
-            queue.offer(b"before", delay_s=0.1)
+            queue.offer(b"before", countdown=0.1)
             wait_until(lambda: delivered(queue) == [b"before"], "delivered before")
-            queue.offer(b"while", delay_s=0.2)
-            queue.offer(b"after", delay_s=4.0)
+            queue.offer(b"while", countdown=0.2)
+            queue.offer(b"after", countdown=4.0)
         server.kill()
         wait_until(lambda: connect.attempts >= 4, "the loop has tried again and again")
         assert levels(caplog) == ["INFO", "WARNING"]
@@ -65,7 +66,7 @@ class TestServer:
                 server.start()
                 with server.client() as client:
                     queue = DelayedQueue(client, "q")
-                    queue.offer(b"pay", delay_s=0.1)
+                    queue.offer(b"pay", countdown=0.1)
                     wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
             finally:
                 loops.stop()
@@ -83,7 +84,7 @@ class TestServer:
         loops.start(connect=connect, interval_s=0.2)
         with server.client() as client:
             queue = DelayedQueue(client, "q")
-            queue.offer(b"pay", delay_s=0.5)
+            queue.offer(b"pay", countdown=0.5)
             os.kill(server.pid, signal.SIGSTOP)
             try:
                 wait_until(lambda: connects > 1, "the loop connects anew")
@@ -94,7 +95,7 @@ class TestServer:
     def test_forgets_the_scripts(self, loops: Loops, queue: DelayedQueue) -> None:
         loops.start()
         for number in range(3):
-            queue.offer(b"%d" % number, delay_s=0.2)
+            queue.offer(b"%d" % number, countdown=0.2)
             queue.client.script_flush()
             wait_until(lambda number=number: len(delivered(queue)) == number + 1, "delivered")
 
@@ -107,7 +108,7 @@ class TestRefusal:
     ) -> None:
         caplog.set_level("INFO", logger="celery_delayq")
         admin = queue.client
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         user = ("ACL", "SETUSER", "loop", "on", "nopass", "~*", "&*")
         admin.execute_command(*user, "+@all", "-exists")
         connect = CountedConnect(loops, username="loop", password="any")
@@ -130,7 +131,7 @@ class TestRefusal:
     def test_of_the_registry_leaves_the_queues_that_are_consumed(
         self, loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
     ) -> None:
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         queue.client.delete("delayq:queues")
         queue.client.set("delayq:queues", "of a wrong type")
         loops.make(queues=lambda: ["q"]).start()
@@ -144,9 +145,9 @@ class TestRefusal:
         loops.wait_for(queue)
         queue.client.set("delayq:queues", "of a wrong type")
         looked = len(loops.passes)
-        queue.offer(b"later", due_ms=FAR)
+        queue.offer(b"later", eta=to_datetime(FAR))
         wait_until(lambda: len(loops.passes) > looked + 9, "it looked three times for new names")
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
 
     def test_of_the_registry_that_loops_share_does_not_mean_that_the_server_is_away(
@@ -162,7 +163,7 @@ class TestRefusal:
                     raise redis.TimeoutError("this takes too long")
                 return super().read()
 
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         connect = CountedConnect(loops)
         loop = loops.make(connect=connect, registry=Impatient(loops.client()), interval_s=0.5)
         loop.start()
@@ -178,7 +179,7 @@ class TestRefusal:
         connect = CountedConnect(loops)
         with PrivateRedis() as master, server.client() as client, master.client() as there:
             client.replicaof("127.0.0.1", master.port)
-            DelayedQueue(there, "q").offer(b"pay", due_ms=1)
+            DelayedQueue(there, "q").offer(b"pay", eta=to_datetime(1))
             queue = DelayedQueue(client, "q")
             wait_until(queue.size, "replicated", timeout=20)
             loops.make(connect=connect).start()  # it is subscribed for moments only, between two refusals
@@ -192,7 +193,7 @@ class TestRefusal:
         self, loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
     ) -> None:
         """An error that is nobody's fault but ours is logged with where it came from."""
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         asked = 0
 
         def queues() -> list[str]:
@@ -215,9 +216,9 @@ class TestConnection:
         """Whether redis-py connects again by itself, as it does by default, or the loop does."""
         loops.start(connect=loops.server.client if retries else loops.client)
         for number in range(3):
-            queue.offer(b"%d" % number, delay_s=0.3)
+            queue.offer(b"%d" % number, countdown=0.3)
             wait_until(lambda: queue.client.client_kill_filter(_type=kind, skipme=True), "there is one to kill")
-            queue.offer(b"%d+" % number, delay_s=0.2)
+            queue.offer(b"%d+" % number, countdown=0.2)
             wait_until(
                 lambda number=number: len(delivered(queue)) == 2 * number + 2,
                 f"{number} is delivered",
@@ -228,14 +229,14 @@ class TestConnection:
         loops.start()
         assert client.client_kill_filter(_type="pubsub") == 1
         queue = DelayedQueue(client, "new")
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
 
     def test_all_are_killed_again_and_again(self, loops: Loops, queue: DelayedQueue) -> None:
         for number in range(3):
             loops.start(f"loop {number}", interval_s=1.0)
         for number in range(100):
-            queue.offer(b"%d" % number, delay_s=0.02 * number)
+            queue.offer(b"%d" % number, countdown=0.02 * number)
         while queue.size():
             queue.client.client_kill_filter(_type="pubsub")
             queue.client.client_kill_filter(_type="normal", skipme=True)
@@ -245,7 +246,7 @@ class TestConnection:
 
     def test_a_subscription_that_is_never_confirmed_is_noticed(self, loops: Loops, queue: DelayedQueue) -> None:
         """A connection may die without a word right after it was made."""
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         made: list[redis.client.PubSub] = []
 
         class DeafClient(redis.Redis):

@@ -9,11 +9,12 @@ import pytest
 import redis
 
 from celery_delayq import DeadLetters
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import LASTS_S, Registry
 from tests.loop.conftest import Loops
-from tests.state import FAR, INDEX, REPEATED, delivered, now_ms, offer, seed
+from tests.state import FAR, INDEX, REPEATED, delivered, floor_ms, now_ms, offer, seed
 from tests.support import wait_until
 
 
@@ -27,20 +28,20 @@ class TestOneLoop:
         queue.register()
         loops.start()
         loops.wait_for(queue)
-        queue.offer(b"second", delay_s=0.5)
-        queue.offer(b"first", delay_s=0.2)
-        due = {entry.payload: entry.due_ms for entry in queue.peek(2)}
+        queue.offer(b"second", countdown=0.5)
+        queue.offer(b"first", countdown=0.2)
+        due = {entry.payload: entry.score for entry in queue.peek(2)}
         wait_for_delivery(queue, b"first", b"second")
         loops.stop()  # a pass is recorded after it has delivered
-        moved_ms = [p.done.now_us // 1000 for p in loops.passes for _ in range(p.done.moved)]
+        moved_ms = [floor_ms(p.done.now) for p in loops.passes for _ in range(p.done.moved)]
         assert [now_ms >= due[payload] for now_ms, payload in zip(moved_ms, (b"first", b"second"), strict=True)] == [
             True
         ] * 2
 
     def test_delivers_what_became_due_while_no_one_listened(self, loops: Loops, queue: DelayedQueue) -> None:
-        queue.offer(b"long ago", due_ms=1)
-        queue.offer(b"just now", due_ms=now_ms(queue.client))
-        queue.offer(b"soon", delay_s=0.3)
+        queue.offer(b"long ago", eta=to_datetime(1))
+        queue.offer(b"just now", eta=to_datetime(now_ms(queue.client)))
+        queue.offer(b"soon", countdown=0.3)
         loops.start()
         wait_for_delivery(queue, b"long ago", b"just now", b"soon")
 
@@ -88,7 +89,7 @@ class TestOneLoop:
         seed(queue, {b"garbage": 1, b"": 3})
         offer(queue, "before", 0)
         offer(queue, "between", 2)
-        queue.offer(b"after", delay_s=0.3)
+        queue.offer(b"after", countdown=0.3)
         loops.start()
         wait_for_delivery(queue, b"before", b"between", b"after")
         assert [letter.message for letter in DeadLetters(queue.client, "q")] == [b"garbage", b""]
@@ -101,8 +102,8 @@ class TestOneLoop:
         other = DelayedQueue(queue.client, "other")
         loops.start(queues=lambda: ["q"], lead_s=60.0)
         for each in (queue, other):
-            each.offer(b"in half a minute", delay_s=30)
-            each.offer(b"now", delay_s=0.2)
+            each.offer(b"in half a minute", countdown=30)
+            each.offer(b"now", countdown=0.2)
         wait_until(lambda: sorted(delivered(queue)) == [b"in half a minute", b"now"], "both are there")
         wait_for_delivery(other, b"now")
         assert other.size() == 1
@@ -110,22 +111,22 @@ class TestOneLoop:
     def test_goes_ahead_further_after_a_message_came_too_late(self, loops: Loops, queue: DelayedQueue) -> None:
         loop = loops.start(queues=lambda: ["q"], lead_s=0.01)
         due_ms = now_ms(queue.client) + 300
-        queue.offer(b"late", due_ms=due_ms)
+        queue.offer(b"late", eta=to_datetime(due_ms))
         wait_for_delivery(queue, b"late")
         wait_until(lambda: now_ms(queue.client) >= due_ms + 60, "somebody receives it late")
         loop.lead.arrived(due_ms, -0.06)
         due_ms = now_ms(queue.client) + 300
-        queue.offer(b"next", due_ms=due_ms)
+        queue.offer(b"next", eta=to_datetime(due_ms))
         wait_until(lambda: delivered(queue) == [b"late", b"next"], "the next one is there")
         done = loops.passes[-1].done
-        assert due_ms - done.now_us / 1000 > 30
+        assert due_ms - floor_ms(done.now) > 30
 
     def test_follows_a_head_that_is_cancelled(self, loops: Loops, queue: DelayedQueue) -> None:
         queue.register()
         loops.start()
         loops.wait_for(queue)
-        queue.offer(b"cancelled", delay_s=0.2, message_id="a")
-        queue.offer(b"stays", delay_s=0.4)
+        queue.offer(b"cancelled", countdown=0.2, message_id="a")
+        queue.offer(b"stays", countdown=0.4)
         assert queue.cancel("a") == 1
         wait_for_delivery(queue, b"stays")
 
@@ -139,7 +140,7 @@ class TestOneLoop:
         for channel in (queue.keys.channel, queue.keys.transferrer_channel):
             queue.client.publish(channel, data)
             queue.client.publish(channel, data + b":" + data + b":other")
-        queue.offer(b"pay", delay_s=0.2)
+        queue.offer(b"pay", countdown=0.2)
         wait_for_delivery(queue, b"pay")
         assert not [record for record in caplog.records if record.levelno > INFO]
 
@@ -149,7 +150,7 @@ class TestQueues:
         loops.start()
         for name in ("new", "größe", "a{b}c", "q\x06\x163"):
             queue = DelayedQueue(client, name)
-            queue.offer(b"pay", delay_s=0.1)
+            queue.offer(b"pay", countdown=0.1)
             wait_for_delivery(queue, b"pay")
 
     def test_the_first_one_of_a_loop_may_be_offered_while_it_subscribes(
@@ -164,7 +165,7 @@ class TestQueues:
                 """Called when the loop has subscribed, and before it reads the confirmation."""
                 if not offered:
                     loops.wait_for(queue)
-                    offered.append(queue.offer(b"pay", delay_s=0.3))
+                    offered.append(queue.offer(b"pay", countdown=0.3))
                 return 0
 
         loops.start(connect=lambda: Client(port=loops.server.port))
@@ -178,7 +179,7 @@ class TestQueues:
         for number in range(2):
             loops.start(f"loop {number}", interval_s=0.1)
         for number in range(2):
-            queue.offer(b"%d" % number, delay_s=0.1)
+            queue.offer(b"%d" % number, countdown=0.1)
             wait_until(lambda number=number: len(delivered(queue)) > number, "delivered")
             client.zincrby("delayq:queues", -1000 * LASTS_S, queue.name)
             wait_until(lambda: not client.exists("delayq:queues"), "it left the registry")
@@ -250,7 +251,7 @@ class TestQueues:
         ours = DelayedQueue(client, "shop.q", keyprefix="shop.")
         theirs = DelayedQueue(client, "bank.q", keyprefix="bank.")
         for queue in (theirs, ours):
-            queue.offer(b"pay", due_ms=1)
+            queue.offer(b"pay", eta=to_datetime(1))
         loops.start(keyprefix="shop.")
         wait_for_delivery(ours, b"pay")
         loops.stop()  # a pass is recorded after it has delivered
@@ -260,7 +261,7 @@ class TestQueues:
         queues = [DelayedQueue(client, f"q{number}") for number in range(50)]
         loops.start()
         for queue in queues:
-            queue.offer(b"pay", delay_s=random.uniform(0.1, 0.5))
+            queue.offer(b"pay", countdown=random.uniform(0.1, 0.5))
         for queue in queues:
             wait_for_delivery(queue, b"pay")
 
@@ -273,14 +274,14 @@ class TestQueues:
         client.set(bad.keys.timeout_set, "no ZSET")
         loops.start(interval_s=0.1)
         for number in range(3):
-            queue.offer(b"%d" % number, delay_s=0.1)
+            queue.offer(b"%d" % number, countdown=0.1)
             wait_until(lambda number=number: len(delivered(queue)) > number, f"{number} is there")
         errors = [record.getMessage() for record in caplog.records if record.levelname == "ERROR"]
         assert len(errors) == 1
         assert "'bad'" in errors[0]
         assert "WRONGTYPE" in errors[0]
         client.delete(bad.keys.timeout_set)
-        bad.offer(b"mended", due_ms=1)
+        bad.offer(b"mended", eta=to_datetime(1))
         wait_for_delivery(bad, b"mended")
 
     def test_a_name_that_is_no_text_does_not_stop_the_others(self, loops: Loops, queue: DelayedQueue) -> None:
@@ -288,7 +289,7 @@ class TestQueues:
         client.zadd("delayq:queues", {b"\xff\xfe": FAR})
         loops.start()
         client.publish("delayq:queues", b"\xff")
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         wait_for_delivery(queue, b"pay")
 
 
@@ -296,8 +297,8 @@ class TestTidying:
     def test_forgets_places_of_entries_that_java_took_away(self, loops: Loops, queue: DelayedQueue) -> None:
         """As long as others wait, too; and those are found as before."""
         for number in range(300):
-            queue.offer(b"", due_ms=FAR + number, message_id=str(number))
-            queue.offer(b"again", due_ms=FAR + 1000 + number, message_id=str(number % 7))
+            queue.offer(b"", eta=to_datetime(FAR + number), message_id=str(number))
+            queue.offer(b"again", eta=to_datetime(FAR + 1000 + number), message_id=str(number % 7))
         gone = [entry.raw for entry in queue.peek(200)]
         queue.client.zrem(queue.keys.timeout_set, *gone)
         loops.start(interval_s=0.1)
@@ -307,7 +308,7 @@ class TestTidying:
         assert sum(queue.cancel(str(number)) for number in range(300)) == 400
 
     def test_leaves_nothing_of_a_queue_that_java_emptied(self, loops: Loops, queue: DelayedQueue) -> None:
-        queue.offer(b"", due_ms=FAR)
+        queue.offer(b"", eta=to_datetime(FAR))
         loops.start(interval_s=0.1)
         wait_until(lambda: loops.passes, "it knows the message")
         queue.client.delete(queue.keys.timeout_set)
@@ -319,7 +320,7 @@ class TestManyLoops:
         for number in range(5):
             loops.start(f"loop {number}", interval_s=0.3, batch_size=3)
         for number in range(300):
-            queue.offer(b"%d" % number, delay_s=random.uniform(0.0, 1.0))
+            queue.offer(b"%d" % number, countdown=random.uniform(0.0, 1.0))
         wait_until(lambda: queue.size() == 0, "nothing waits", timeout=30)
         assert sorted(map(int, delivered(queue))) == list(range(300))
 
@@ -330,8 +331,8 @@ class TestManyLoops:
         with loops.server.client(db=1) as client:
             other = DelayedQueue(client, "q")
             for number in range(3):
-                queue.offer(b"%d" % number, delay_s=0.1)
-                other.offer(b"%d" % number, delay_s=0.1)
+                queue.offer(b"%d" % number, countdown=0.1)
+                other.offer(b"%d" % number, countdown=0.1)
                 sent = [b"%d" % i for i in range(number + 1)]
                 wait_for_delivery(queue, *sent)
                 wait_for_delivery(other, *sent)
@@ -345,6 +346,6 @@ class TestManyLoops:
         loops.wait_for(queue)
         for number in range(20):
             offer(queue, str(number), FAR - number)
-        queue.offer(b"pay", delay_s=0.3)
+        queue.offer(b"pay", countdown=0.3)
         wait_for_delivery(queue, b"pay")
         assert len(loops.passes) <= 4

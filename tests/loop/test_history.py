@@ -57,7 +57,7 @@ def history(caplog: pytest.LogCaptureFixture) -> FailoverLog:
 
 def offer(server: PrivateRedis) -> None:
     with server.client() as client:
-        DelayedQueue(client, "q").offer(b"message" * 100, delay_s=HOUR_S)
+        DelayedQueue(client, "q").offer(b"message" * 100, countdown=HOUR_S)
 
 
 def read(history: FailoverLog, server: PrivateRedis) -> None:

@@ -13,6 +13,7 @@ import warnings
 import pytest
 import redis
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer import failover_log
@@ -31,7 +32,7 @@ def connections(client: redis.Redis) -> set[str]:
 
 class TestStart:
     def test_is_put_off_until_it_may_begin(self, loops: Loops, queue: DelayedQueue) -> None:
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         asked = [False] * 5
         loops.start(may_begin=lambda: not asked or asked.pop())
         assert not asked
@@ -39,12 +40,12 @@ class TestStart:
 
     def test_is_not_put_off_for_ever(self, loops: Loops, queue: DelayedQueue, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(transfer_module, "LONGEST_DELAY_S", 0.1)
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         loops.start(may_begin=lambda: False)
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
 
     def test_that_is_put_off_may_be_stopped(self, loops: Loops, queue: DelayedQueue) -> None:
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         asked = threading.Event()
         loop = loops.make(may_begin=lambda: asked.set() or False)
         loop.start()
@@ -58,7 +59,7 @@ def test_a_queue_may_move_to_another_server_while_it_is_looked_at(
     loops: Loops, queue: DelayedQueue, caplog: pytest.LogCaptureFixture
 ) -> None:
     """On Redis Cluster, other threads notice that, too."""
-    queue.offer(b"pay", due_ms=1)
+    queue.offer(b"pay", eta=to_datetime(1))
     answers = [True, False]  # then it comes back
     loops.start(serves=lambda name: name != "q" or not answers or answers.pop(0), interval_s=0.1)
     wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
@@ -68,7 +69,7 @@ def test_a_queue_may_move_to_another_server_while_it_is_looked_at(
 
 class TestStop:
     def test_again_and_again_at_any_moment(self, loops: Loops, queue: DelayedQueue) -> None:
-        queue.offer(b"pay", delay_s=0.3)
+        queue.offer(b"pay", countdown=0.3)
         before = connections(queue.client)
         for number in range(40):
             loop = loops.make(str(number))
@@ -83,7 +84,7 @@ class TestStop:
 
     def test_leaves_nothing_of_the_loop_in_redis(self, loops: Loops, queue: DelayedQueue) -> None:
         loops.start()
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         wait_until(lambda: loops.moved() == 1, "delivered")
         loops.stop()
         assert state(queue.client) == {"q": [b"pay"], "delayq:queues": {b"q"}}
@@ -114,7 +115,7 @@ class TestStop:
             assert not loop.is_alive()
 
     def test_from_its_own_thread(self, loops: Loops, queue: DelayedQueue) -> None:
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
 
         def on_pass(queue: DelayedQueue, done: Transferred) -> None:
             loop.stop()
@@ -160,7 +161,7 @@ class TestRun:
     def test_in_the_callers_thread_until_another_stops_it(self, loops: Loops, queue: DelayedQueue) -> None:
         """As the command line does."""
         loop = loops.make()
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
 
         def stop_after_delivery() -> None:
             wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
@@ -204,7 +205,7 @@ class TestWake:
         before = asked
         loop.wake()
         wait_until(lambda: asked > before, "the loop has asked again")
-        queue.offer(b"pay", delay_s=0.1)
+        queue.offer(b"pay", countdown=0.1)
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
         assert [record.getMessage() for record in caplog.records if record.levelno > 20] == []
 
@@ -225,7 +226,7 @@ class TestFork:
         assert os.waitstatus_to_exitcode(status) == 7
         assert loop.is_alive()
         passes = len(loops.passes)
-        queue.offer(b"pay", delay_s=0.1)
+        queue.offer(b"pay", countdown=0.1)
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
         # One pass delivers; a subscription made anew would have cost another one.
         assert len(loops.passes) <= passes + 2
@@ -242,7 +243,7 @@ class TestChores:
         loops.start(chores=lambda client, serves: done.append(client.ping() and serves("q")))
         wait_until(lambda: len(done) >= 3, "they are done")
         assert all(done)
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered, too")
 
     def test_are_done_before_a_loop_ends(self, loops: Loops) -> None:
@@ -271,7 +272,7 @@ class TestChores:
             raise redis.ConnectionError("lost")
 
         loop = loops.start(chores=lose)
-        queue.offer(b"pay", due_ms=1)
+        queue.offer(b"pay", eta=to_datetime(1))
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
         loop.stop()
         assert not loop.is_alive()

@@ -268,7 +268,7 @@ def test_a_replica_is_named_by_its_error_however_the_server_wraps_it(any_redis_s
         try:
             queue = DelayedQueue(client, "q")
             with pytest.raises(ReadOnlyError):
-                queue.offer(b"", delay_s=1.0)
+                queue.offer(b"", countdown=1.0)
             call = scripts.offer(queue.keys, due_ms=1, message_key=b"1", payload=b"", mirrored=False)
             (reply,) = run_each(client, [call])
             assert isinstance(reply, ReadOnlyError)

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry
@@ -17,7 +18,6 @@ from tests.state import (
     calls,
     delivered,
     nothing_changes,
-    now_ms,
     offer,
     out_of_memory,
     seed,
@@ -28,11 +28,11 @@ from tests.state import (
 
 
 def amend(queue: DelayedQueue, entry: Entry) -> bool:
-    return queue.amend(entry, b"new", due_ms=FAR + 5) is not None
+    return queue.amend(entry, b"new", eta=to_datetime(FAR + 5))
 
 
 def amend_many(queue: DelayedQueue, entry: Entry) -> bool:
-    return queue.amend_many([(entry, b"new")], due_ms=FAR + 5) == [True]
+    return queue.amend_many([(entry, b"new")], eta=to_datetime(FAR + 5)) == [True]
 
 
 def remove(queue: DelayedQueue, entry: Entry) -> bool:
@@ -118,19 +118,19 @@ class TestAmend:
         offer(queue, "a")
         offer(queue, "b", FAR + 1)
         (entry,) = queue.find("a")
-        assert queue.amend(entry, b"later", due_ms=FAR + 2) == FAR + 2
+        assert queue.amend(entry, b"later", eta=to_datetime(FAR + 2))
         assert waiting(queue) == [b"b", b"later"]
         (amended,) = queue.find("a")
-        assert (amended.due_ms, amended.payload) == (FAR + 2, b"later")
+        assert (amended.score, amended.payload) == (FAR + 2, b"later")
         assert queue.cancel("a") == 1
 
-    def test_now_is_the_servers(self, queue: DelayedQueue) -> None:
-        offer(queue, "a")
-        before = now_ms(queue.client)
-        due_ms = queue.amend(queue.peek()[0], b"now")
-        assert due_ms is not None
-        assert before <= due_ms <= now_ms(queue.client)
-        assert queue.transfer().moved == 1
+    @pytest.mark.parametrize("due_ms", [1, FAR, 2**50])
+    def test_keeps_the_due_time_if_no_other_is_given(self, queue: DelayedQueue, due_ms: int) -> None:
+        """Exactly, even if no datetime is so late."""
+        offer(queue, "a", due_ms)
+        assert queue.amend(queue.peek()[0], b"changed")
+        (amended,) = queue.find("a")
+        assert (amended.score, amended.payload) == (due_ms, b"changed")
 
     def test_tells_the_loops_of_a_new_head(self, queue: DelayedQueue) -> None:
         offer(queue, "a", FAR + 5)
@@ -139,7 +139,7 @@ class TestAmend:
             pubsub.subscribe(queue.keys.channel)
             pubsub.get_message(timeout=5)
             (entry,) = queue.find("b")
-            queue.amend(entry, b"b", due_ms=FAR)
+            queue.amend(entry, b"b", eta=to_datetime(FAR))
             message = pubsub.get_message(timeout=5)
         assert message is not None
         assert message["data"] == b"%d" % FAR
@@ -150,7 +150,7 @@ class TestAmend:
             nothing_changes(one_queue.client),
             pytest.raises(ValueError, match="cannot amend an entry that another program offered"),
         ):
-            one_queue.amend(one_queue.peek()[0], b"new", due_ms=1)
+            one_queue.amend(one_queue.peek()[0], b"new", eta=to_datetime(1))
 
 
 class TestAmendMany:
@@ -161,12 +161,14 @@ class TestAmendMany:
         for number in (0, 7, 119):
             queue.cancel(str(number))
         changed = [number not in (0, 7, 119) for number in range(120)]
-        assert queue.amend_many(pairs, due_ms=FAR + 500) == changed
+        assert queue.amend_many(pairs, eta=to_datetime(FAR + 500)) == changed
         assert {entry.payload for entry in queue.peek(200)} == {
             b"%d!" % number for number in range(120) if changed[number]
         }
-        assert queue.count(due_from_ms=FAR + 500, due_to_ms=FAR + 500) == queue.size() == 117
-        assert queue.amend_many([], due_ms=1) == []
+        assert (
+            queue.count(due_after=to_datetime(FAR + 500), due_before=to_datetime(FAR + 500 + 1)) == queue.size() == 117
+        )
+        assert queue.amend_many([], eta=to_datetime(1)) == []
 
     def test_refuses_all_if_redisson_offered_one(self, one_queue: DelayedQueue) -> None:
         offer(one_queue, "a")
@@ -175,7 +177,7 @@ class TestAmendMany:
             nothing_changes(one_queue.client),
             pytest.raises(ValueError, match="cannot amend an entry that another program offered"),
         ):
-            one_queue.amend_many([(entry, b"new") for entry in one_queue.peek(2)], due_ms=1)
+            one_queue.amend_many([(entry, b"new") for entry in one_queue.peek(2)], eta=to_datetime(1))
 
 
 class TestRemove:
@@ -221,7 +223,7 @@ class TestBatches:
         [
             lambda queue, entries: queue.remove(entries),
             lambda queue, entries: queue.release([(entry, b"new") for entry in entries]),
-            lambda queue, entries: queue.amend_many([(entry, b"new") for entry in entries], due_ms=1),
+            lambda queue, entries: queue.amend_many([(entry, b"new") for entry in entries], eta=to_datetime(1)),
         ],
         ids=["remove", "release", "amend_many"],
     )
@@ -237,7 +239,7 @@ class TestBatches:
         scripts_run = calls(one_queue.client, "evalsha")
         assert 10 <= scripts_run <= 12, "20,000 steps a call, 2,000 an entry"
         assert one_queue.client.llen(one_queue.keys.delay_list) == one_queue.size()
-        assert one_queue.size() == one_queue.count(due_from_ms=1, due_to_ms=1) + 1_900
+        assert one_queue.size() == one_queue.count(due_after=to_datetime(1), due_before=to_datetime(1 + 1)) + 1_900
 
     def test_large_messages_are_not_sent_together(self, one_queue: DelayedQueue) -> None:
         for number in range(6):
@@ -284,16 +286,16 @@ class TestAnything:
                 assert queue.transfer().moved == 0
             elif found:
                 entry = found[extra % len(found)]
-                expected[name].remove((entry.due_ms, entry.payload))
+                expected[name].remove((entry.score, entry.payload))
                 if step == "amend":
-                    assert queue.amend(entry, payload, due_ms=FAR + extra) == FAR + extra
+                    assert queue.amend(entry, payload, eta=to_datetime(FAR + extra))
                     expected[name].append((FAR + extra, payload))
                 elif step == "remove":
                     assert queue.remove([entry]) == [True]
                 else:
                     assert queue.release([(entry, payload)]) == [True]
             for each, entries in expected.items():
-                assert sorted((e.due_ms, e.payload) for e in queue.find(each)) == sorted(entries)
+                assert sorted((e.score, e.payload) for e in queue.find(each)) == sorted(entries)
         for each in "abc":
             queue.cancel(each)
         queue.client.delete("q")

@@ -193,7 +193,7 @@ class TestAllOrNothing:
 def is_first_of_its_due_time(queue: DelayedQueue, message_id: str) -> bool:
     """Return whether it is found without a search."""
     (entry,) = queue.find(message_id)
-    (first,) = queue.client.zrangebyscore(queue.keys.timeout_set, entry.due_ms, entry.due_ms, start=0, num=1)
+    (first,) = queue.client.zrangebyscore(queue.keys.timeout_set, entry.score, entry.score, start=0, num=1)
     return bool(first == entry.raw)
 
 

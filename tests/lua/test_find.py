@@ -11,7 +11,7 @@ from tests.state import FAR, calls, fill, nothing_changes, offer, seed, wrong_ty
 
 
 def found(queue: DelayedQueue, message_id: str) -> list[tuple[int, bytes]]:
-    return [(entry.due_ms, entry.payload) for entry in queue.find(message_id)]
+    return [(entry.score, entry.payload) for entry in queue.find(message_id)]
 
 
 def test_one(queue: DelayedQueue) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry
 from tests.state import FAR, nothing_changes, offer, out_of_memory, state, waiting, wrong_type
@@ -25,7 +26,7 @@ def test_it_keeps_its_id_and_its_due_time(queue: DelayedQueue, there: DelayedQue
     offer(queue, "b")
     assert queue.move(entry_of(queue, "a"), b"moved", there)
     assert (waiting(queue), waiting(there)) == ([b"b"], [b"moved"])
-    assert entry_of(there, "a").due_ms == FAR + 7
+    assert entry_of(there, "a").score == FAR + 7
     assert (queue.cancel("a"), there.cancel("a"), queue.cancel("b")) == (0, 1, 1)
     queue.client.delete("delayq:queues")
     assert state(queue.client) == {}
@@ -53,7 +54,7 @@ def test_nothing_happens_to_one_that_has_changed(queue: DelayedQueue, there: Del
     elif change == "cancel":
         assert queue.cancel("a") == 1
     else:
-        assert queue.amend(entry, b"later", due_ms=FAR)
+        assert queue.amend(entry, b"later", eta=to_datetime(FAR))
     with nothing_changes(queue.client):
         assert not queue.move(entry, b"moved", there)
 

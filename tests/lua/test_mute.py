@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 import redis
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.schedule import scripts as schedule_scripts
@@ -31,7 +32,7 @@ def test_may_not_publish(mute: DelayedQueue) -> None:
 def test_transfers_and_resigns(mute: DelayedQueue) -> None:
     offer(mute, "a", 1)
     offer(mute, "b")
-    assert mute.transfer(transferrer="me", grace_ms=250).moved == 1
+    assert mute.transfer(transferrer="me", grace=0.25).moved == 1
     assert delivered(mute) == [b"a"]
     assert mute.resign("me") is True
     assert TRANSFERRER not in state(mute.client)
@@ -40,7 +41,7 @@ def test_transfers_and_resigns(mute: DelayedQueue) -> None:
 def test_amends(mute: DelayedQueue, queue: DelayedQueue) -> None:
     offer(mute, "a", FAR)
     (entry,) = mute.find("a")
-    assert mute.amend(entry, b"sooner", due_ms=FAR - 1)
+    assert mute.amend(entry, b"sooner", eta=to_datetime(FAR - 1))
     assert waiting(queue) == [b"sooner"]
 
 

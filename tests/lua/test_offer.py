@@ -98,12 +98,12 @@ class TestWhatItStores:
         ).run(queue.client)
         assert alone
         assert before + 86_400_000 <= due_ms <= now_ms(queue.client) + 86_400_001
-        assert [entry.due_ms for entry in queue.peek()] == [due_ms]
+        assert [entry.score for entry in queue.peek()] == [due_ms]
 
     @pytest.mark.parametrize("due_ms", [0, 1, FAR, 253_402_300_800_000, 2**52 - 1])
     def test_any_due_time(self, queue: DelayedQueue, due_ms: int) -> None:
         offer(queue, "a", due_ms)
-        assert [entry.due_ms for entry in queue.peek()] == [due_ms]
+        assert [entry.score for entry in queue.peek()] == [due_ms]
         assert queue.cancel("a") == 1
 
 
@@ -195,9 +195,9 @@ class TestNotification:
         assert heard.all() == [b"%d" % FAR, b"%d" % (FAR - 1), b"7"]
 
     def test_as_a_whole_number_for_a_delay_too(self, queue: DelayedQueue, heard: Heard) -> None:
-        queue.offer(b"pay", delay_s=1e9)
+        queue.offer(b"pay", countdown=1e9)
         (entry,) = queue.peek()
-        assert heard.all() == [b"%d" % entry.due_ms]
+        assert heard.all() == [b"%d" % entry.score]
 
     def test_a_user_who_may_not_publish_can_offer(self, queue: DelayedQueue) -> None:
         client = queue.client

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, holds_of
@@ -126,13 +127,13 @@ def test_it_may_be_due_some_time_from_now(queue: DelayedQueue) -> None:
     before = now_ms(queue.client)
     offer_fetched(queue, b"1", due_ms=5000, is_from_now=True)
     (entry,) = queue.peek(10)
-    assert before + 5000 <= entry.due_ms <= now_ms(queue.client) + 5000
+    assert before + 5000 <= entry.score <= now_ms(queue.client) + 5000
 
 
 def runs(queue: DelayedQueue, until: Any) -> None:
     """Let the task "1" hold the key, and a worker have it."""
     claim = Claim("key", until, 60_000, "keep")
-    assert queue.offer_unique(b"1", claim, due_ms=None, message_id="1").outcome == "stored"
+    assert queue.offer_unique(b"1", claim, eta=None, message_id="1").outcome == "stored"
     queue.client.delete(queue.keys.queue)
     give(queue, ME, b"1")
 
@@ -149,7 +150,7 @@ def test_a_task_that_holds_a_unique_key_holds_it_while_it_waits(queue: DelayedQu
     assert found is not None
     assert (found.waits, found.ends_ms, found.task_id) == (True, 0, "1")
     claim = Claim("key", "done", 60_000, "keep")
-    assert queue.offer_unique(b"2", claim, due_ms=FAR, message_id="2").outcome == "held"
+    assert queue.offer_unique(b"2", claim, eta=to_datetime(FAR), message_id="2").outcome == "held"
     assert queue.cancel("1") == 1
     assert hold_of(queue) is None
 
@@ -159,7 +160,7 @@ def test_whoever_holds_its_key_now_keeps_it(queue: DelayedQueue) -> None:
     runs(queue, "done")
     holds.hold(queue.keys, holders=[HOLDER], what="done").run(queue.client)
     claim = Claim("key", "done", 60_000, "keep")
-    assert queue.offer_unique(b"2", claim, due_ms=FAR, message_id="2").outcome == "stored"
+    assert queue.offer_unique(b"2", claim, eta=to_datetime(FAR), message_id="2").outcome == "stored"
     offer_fetched(queue, b"1", holder=HOLDER)
     assert queue.cancel("1") == 1
     found = hold_of(queue)

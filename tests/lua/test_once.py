@@ -72,7 +72,7 @@ def stored(queue: DelayedQueue) -> int:
 
 def all_run(queue: DelayedQueue) -> list[bytes]:
     """Do what workers do with all that is due; return what they ran."""
-    while any(entry.due_ms < FAR for entry in queue.peek(100)):
+    while any(entry.score < FAR for entry in queue.peek(100)):
         queue.transfer(1000)
     ran: list[bytes] = []
     while (message := queue.client.rpop(queue.name)) is not None:

@@ -10,6 +10,7 @@ import redis
 from hypothesis import given
 from hypothesis import strategies as st
 
+from celery_delayq.basics.times import Time, to_datetime
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry, Position
@@ -24,7 +25,7 @@ MEMBERS = st.one_of(
 )
 
 
-def read_all(queue: DelayedQueue, limit: int = 100, **span: int) -> list[Entry]:
+def read_all(queue: DelayedQueue, limit: int = 100, **span: Time) -> list[Entry]:
     return [entry for page in queue.pages(limit=limit, **span) for entry in page]
 
 
@@ -75,14 +76,14 @@ class TestSpan:
         ("span", "expected"),
         [
             ({}, "abcd"),
-            ({"due_from_ms": FAR + 1}, "bcd"),
-            ({"due_to_ms": FAR + 1}, "abc"),
-            ({"due_from_ms": FAR + 1, "due_to_ms": FAR + 1}, "bc"),
-            ({"due_from_ms": FAR + 9}, ""),
-            ({"due_to_ms": 5}, ""),
+            ({"due_after": to_datetime(FAR + 1)}, "bcd"),
+            ({"due_before": to_datetime(FAR + 2)}, "abc"),
+            ({"due_after": to_datetime(FAR + 1), "due_before": to_datetime(FAR + 2)}, "bc"),
+            ({"due_after": FAR / 1000 + 1}, ""),
+            ({"due_before": 5}, ""),
         ],
     )
-    def test_includes_both_ends(self, queue: DelayedQueue, span: dict[str, int], expected: str) -> None:
+    def test_includes_its_beginning(self, queue: DelayedQueue, span: dict[str, Time], expected: str) -> None:
         for name, due_ms in [("a", FAR), ("b", FAR + 1), ("c", FAR + 1), ("d", FAR + 2)]:
             offer(queue, name, due_ms)
         assert b"".join(payloads(read_all(queue, 1, **span))).decode() == expected
@@ -191,7 +192,7 @@ class TestSearch:
             offer(queue, str(number), FAR + number, payload=b"a mark" if number % 10 == 3 else b"nothing")
         with nothing_changes(queue.client):
             steps = [
-                (read, [entry.due_ms - FAR for entry in entries])
+                (read, [entry.score - FAR for entry in entries])
                 for read, entries in queue.search([[b"other", b"mark"]], limit=10)
             ]
         assert steps == [(10, [3, 9]), (10, [13, 19]), (5, [23, 24])]

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.schedule import scripts
 from celery_delayq.schedule.records import Seen
@@ -31,7 +32,7 @@ def test_offers_the_message_and_writes_the_state(queue: DelayedQueue) -> None:
     assert (done.outcome, done.state) == (DONE, b"at 1")
     assert waiting(queue) == [b"one"]
     assert queue.client.hget(SCHEDULE, "e") == b"at 1"
-    assert [entry.due_ms for entry in queue.find("one")] == [FAR]
+    assert [entry.score for entry in queue.find("one")] == [FAR]
 
 
 def test_tells_whether_the_queue_was_empty(queue: DelayedQueue) -> None:
@@ -95,7 +96,7 @@ def test_other_entries_go_on_meanwhile(queue: DelayedQueue) -> None:
 
 
 def test_keeps_other_messages(queue: DelayedQueue) -> None:
-    queue.offer(b"mine", due_ms=FAR, message_id="mine")
+    queue.offer(b"mine", eta=to_datetime(FAR), message_id="mine")
     plan(queue, b"at 1", offer=message("one", FAR + 1))
     plan(queue, b"", b"at 1", withdraw="one")
     assert waiting(queue) == [b"mine"]

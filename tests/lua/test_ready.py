@@ -134,7 +134,7 @@ class TestTakeBack:
     def test_a_task_gives_up_its_unique_key(self, queue: DelayedQueue) -> None:
         claim = Claim("key", "done", 60_000, "keep")
         publish(queue, b"first")
-        assert queue.offer_unique(b"message", claim, due_ms=None, message_id="id").outcome == "stored"
+        assert queue.offer_unique(b"message", claim, eta=None, message_id="id").outcome == "stored"
         other = Holder.of("other key", "id")
         assert take(queue, (1, b"first"), holders=[other]) == [True]
         assert queue.client.hlen(queue.keys.holds) == 1
@@ -143,7 +143,7 @@ class TestTakeBack:
 
     def test_the_key_stays_if_the_message_is_gone_or_the_key_is_that_of_its_retry(self, queue: DelayedQueue) -> None:
         claim = Claim("key", "done", 60_000, "keep")
-        queue.offer_unique(b"message", claim, due_ms=None, message_id="id", turn=1)
+        queue.offer_unique(b"message", claim, eta=None, message_id="id", turn=1)
         assert take(queue, (0, b"other"), holders=[Holder.of("key", "id", 1)]) == [False]
         assert take(queue, (0, b"message"), holders=[Holder.of("key", "id", 0)]) == [True]
         (hold,) = holds.holds_of(queue.client, [queue.keys], "key")

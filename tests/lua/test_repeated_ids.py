@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec, scripts
 from celery_delayq.queue.codec import message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
@@ -79,7 +80,7 @@ class TestFind:
 
 
 def transfer(queue: DelayedQueue) -> None:
-    assert queue.transfer(3, lead_ms=FAR).moved == 3
+    assert queue.transfer(3, lead=FAR / 1000).moved == 3
     assert delivered(queue) == numbers(3)
     assert payloads(queue) == numbers(5, 3)
 
@@ -96,7 +97,7 @@ def remove(queue: DelayedQueue) -> None:
 
 def amend(queue: DelayedQueue) -> None:
     (*_, last) = queue.peek(5)
-    assert queue.amend(last, b"amended", due_ms=1)
+    assert queue.amend(last, b"amended", eta=to_datetime(1))
     assert payloads(queue) == [*numbers(4), b"amended"]
 
 
@@ -148,10 +149,10 @@ class TestAllOrNothing:
             "restore": lambda: scripts.restore(queue.keys, **message).run(queue.client),
             "find": lambda: queue.find("a"),
             "cancel": lambda: queue.cancel("a"),
-            "amend": lambda: queue.amend(entry, b"new", due_ms=FAR),
+            "amend": lambda: queue.amend(entry, b"new", eta=to_datetime(FAR)),
             "remove": lambda: queue.remove([entry]),
             "release": lambda: queue.release([(entry, b"new")]),
-            "transfer": lambda: queue.transfer(lead_ms=now_ms(queue.client) * 2),
+            "transfer": lambda: queue.transfer(lead=(now_ms(queue.client) * 2) / 1000),
         }
 
     @pytest.mark.parametrize(

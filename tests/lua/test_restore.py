@@ -28,7 +28,7 @@ def test_what_does_not_wait_is_stored_as_by_an_offer(queue: DelayedQueue) -> Non
     queue.mirror_list = True
     assert restore(queue, "a")
     (entry,) = queue.find("a")
-    assert (entry.due_ms, entry.payload) == (FAR, b"payload")
+    assert (entry.score, entry.payload) == (FAR, b"payload")
     assert queue.client.lrange(queue.keys.delay_list, 0, -1) == [entry.raw]
     assert queue.cancel("a") == 1
     assert state(queue.client) == {}

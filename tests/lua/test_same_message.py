@@ -53,7 +53,7 @@ class TestTheSameMessage:
     def test_in_one_call(self, queue: DelayedQueue, mirror_list: bool) -> None:
         queue.mirror_list = mirror_list
         offer_many(queue, [(FAR, "a", b"same"), (FAR + 1, "a", b"same")] * 50)
-        assert [(entry.due_ms, entry.payload) for entry in queue.peek(9)] == [(FAR, b"same"), (FAR + 1, b"same")]
+        assert [(entry.score, entry.payload) for entry in queue.peek(9)] == [(FAR, b"same"), (FAR + 1, b"same")]
         assert queue.client.llen(DELAY_LIST) == (2 if mirror_list else 0)
         assert queue.cancel("a") == 2
         assert state(queue.client) == {}
@@ -142,7 +142,7 @@ class TestTheSameMessage:
                 offer_many(queue, [(due_ms, message_id, payload)])
             else:
                 offer(queue, message_id, due_ms, payload)
-        stored = sorted((entry.due_ms, entry.payload) for entry in queue.peek(9))
+        stored = sorted((entry.score, entry.payload) for entry in queue.peek(9))
         assert stored == sorted([(FAR, b"same"), (other[0], other[2])])
         assert queue.cancel("a") + queue.cancel("b") == 2
 

@@ -9,10 +9,11 @@ import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Pace, unique_of
-from tests.state import now_ms
+from tests.state import floor_ms, now_ms
 from tests.support import wait_until
 
 INTERVAL_MS = 1000
@@ -21,11 +22,13 @@ FAR = 2**44
 
 
 def turn(queue: DelayedQueue, task_id: str, due_ms: int | None = FAR, pace: Pace = PACE) -> int:
-    return queue.offer_throttled(task_id.encode(), pace, due_ms=due_ms, message_id=task_id)
+    eta = None if due_ms is None else to_datetime(due_ms)
+    due = queue.offer_throttled(task_id.encode(), pace, eta=eta, message_id=task_id)
+    return 0 if due is None else floor_ms(due)
 
 
 def dues(queue: DelayedQueue) -> list[int]:
-    return [entry.due_ms for entry in queue.peek(1000)]
+    return [entry.score for entry in queue.peek(1000)]
 
 
 def test_one_after_the_other(queue: DelayedQueue) -> None:
@@ -131,8 +134,8 @@ class TestUniqueToo:
     CLAIM = Claim("remind:42", "due", 60_000, "keep")
 
     def offered(self, queue: DelayedQueue, task_id: str, due_ms: int | None = FAR, claim: Claim = CLAIM) -> str:
-        payload = task_id.encode()
-        return queue.offer_unique(payload, claim, due_ms=due_ms, message_id=task_id, pace=PACE).outcome
+        payload, eta = task_id.encode(), None if due_ms is None else to_datetime(due_ms)
+        return queue.offer_unique(payload, claim, eta=eta, message_id=task_id, pace=PACE).outcome
 
     def test_only_what_is_stored_takes_a_turn(self, queue: DelayedQueue) -> None:
         assert self.offered(queue, "one") == "stored"

@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq.basics.errors import InvalidEntry
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec
 from celery_delayq.queue.codec import OfferId, message_key
 from celery_delayq.queue.delayed_queue import DelayedQueue
@@ -24,6 +25,7 @@ from tests.state import (
     TRANSFERRER,
     bury,
     delivered,
+    floor_ms,
     nothing_changes,
     now_ms,
     offer,
@@ -54,7 +56,7 @@ class TestWhatIsDue:
         offer(queue, "a", 1)
         offer(queue, "b", 2)
         done = queue.transfer()
-        assert (done.moved, done.dead, done.head_due_ms) == (2, 0, None)
+        assert (done.moved, done.dead, done.head_due) == (2, 0, None)
         assert state(queue.client) == {"q": [b"b", b"a"]}
 
     def test_goes_behind_what_is_in_the_list_already(self, queue: DelayedQueue) -> None:
@@ -70,28 +72,28 @@ class TestWhatIsDue:
         done = queue.transfer()
         assert delivered(queue) == [b"due"]
         assert waiting(queue) == [b"not yet"]
-        assert done.head_due_ms == now + 3_600_000
-        assert now <= done.now_us // 1000 <= now_ms(queue.client)
+        assert done.head_due == to_datetime(now + 3_600_000)
+        assert now <= floor_ms(done.now) <= now_ms(queue.client)
 
     def test_includes_what_is_due_within_the_lead(self, queue: DelayedQueue) -> None:
         now = now_ms(queue.client)
         offer(queue, "soon", now + 60_000)
         offer(queue, "later", now + 7_200_000)
-        done = queue.transfer(lead_ms=3_600_000)
-        assert (done.moved, done.head_due_ms) == (1, now + 7_200_000)
+        done = queue.transfer(lead=3600)
+        assert (done.moved, done.head_due) == (1, to_datetime(now + 7_200_000))
         assert delivered(queue) == [b"soon"]
-        assert now <= done.now_us // 1000 <= now_ms(queue.client)
+        assert now <= floor_ms(done.now) <= now_ms(queue.client)
 
     def test_what_is_not_stays_as_it_is(self, queue: DelayedQueue) -> None:
         offer(queue, "later")
         seed(queue, {b"garbage": FAR + 1})
         with nothing_changes(queue.client):
             done = queue.transfer()
-        assert (done.moved, done.dead, done.head_due_ms) == (0, 0, FAR)
+        assert (done.moved, done.dead, done.head_due) == (0, 0, to_datetime(FAR))
 
     def test_an_empty_queue(self, queue: DelayedQueue) -> None:
-        done = queue.transfer(transferrer="me", grace_ms=250)
-        assert (done.moved, done.dead, done.head_due_ms, done.punctual) == (0, 0, None, "")
+        done = queue.transfer(transferrer="me", grace=0.25)
+        assert (done.moved, done.dead, done.head_due, done.punctual) == (0, 0, None, "")
         assert state(queue.client) == {}
 
     def test_any_score(self, queue: DelayedQueue) -> None:
@@ -101,7 +103,7 @@ class TestWhatIsDue:
         seed(queue, dict(zip(entries, scores, strict=True)))
         done = queue.transfer()
         assert delivered(queue) == [b"0", b"1", b"2"]
-        assert done.head_due_ms is None
+        assert done.head_due is None
         assert queue.size() == 1
 
 
@@ -232,7 +234,7 @@ class TestGarbage:
         seed(queue, {b"garbage %d" % number: 1 for number in range(250)})
         offer(queue, "good", 2)
         done = queue.transfer(100)
-        assert (done.moved, done.dead, done.head_due_ms) == (0, 100, 1)
+        assert (done.moved, done.dead, done.head_due) == (0, 100, to_datetime(1))
         assert transfer_all(queue) == (1, 150)
 
 
@@ -343,7 +345,7 @@ class TestAllOrNothing:
     @pytest.mark.parametrize("key", ["q", TIMEOUT_SET, DELAY_LIST, INDEX, DEAD, RECORDS, TRANSFERRER])
     def test_keys_of_another_type(self, queue: DelayedQueue, key: str) -> None:
         self.seed_everything(queue)
-        wrong_type(queue, key, lambda: queue.transfer(transferrer="me", grace_ms=250))
+        wrong_type(queue, key, lambda: queue.transfer(transferrer="me", grace=0.25))
 
     @pytest.mark.parametrize("transferrer", ["", "me"])
     def test_a_full_server_does_not_stop_it(self, queue: DelayedQueue, transferrer: str) -> None:
@@ -351,8 +353,8 @@ class TestAllOrNothing:
         self.seed_everything(queue)
         seed(queue, {b"garbage first": -1})
         with out_of_memory(queue.client):
-            done = queue.transfer(transferrer=transferrer, grace_ms=250)
-        assert (done.moved, done.dead, done.head_due_ms) == (60, 2, None)
+            done = queue.transfer(transferrer=transferrer, grace=0.25)
+        assert (done.moved, done.dead, done.head_due) == (60, 2, None)
         assert delivered(queue) == [b"ready before", *(b"%d" % (number // 2) for number in range(60))]
         assert state(queue.client).keys() == {"q", DEAD, RECORDS, TRANSFERRER}
         assert records(queue.client, "q") == [b"dead before", NO_ENTRY + b"garbage first", NO_ENTRY + b"garbage"]

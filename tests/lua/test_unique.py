@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import redis
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec, holds, scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim, Hold, Holder, Offered, acknowledge, hold, unique_of
@@ -38,14 +39,14 @@ def offered(
     return queue.offer_unique(
         payload if payload is not None else task_id.encode(),
         Claim(key, until, 60_000, conflict),
-        due_ms=due_ms,
+        eta=None if due_ms is None else to_datetime(due_ms),
         message_id=task_id,
         turn=turn,
     )
 
 
 def waiting(queue: DelayedQueue) -> list[tuple[int, bytes]]:
-    return [(entry.due_ms, entry.payload) for entry in queue.peek(100)]
+    return [(entry.score, entry.payload) for entry in queue.peek(100)]
 
 
 def held_by(queue: DelayedQueue, key: str = KEY) -> str | None:
@@ -118,7 +119,7 @@ class TestOffer:
         found = offered(mirrored, "two", LATER + 1, conflict="extend")
         (entry,) = mirrored.find("one")
         assert found == Offered("extend", entry=entry.raw, broker_list="q")
-        assert mirrored.amend(entry, b"changed", due_ms=LATER + 1)
+        assert mirrored.amend(entry, b"changed", eta=to_datetime(LATER + 1))
         assert waiting(mirrored) == [(LATER + 1, b"changed")]
         assert offered(mirrored, "three", LATER + 1) == Offered("held", task_id="one")
 
@@ -175,11 +176,11 @@ class TestOffer:
         assert not queue.client.exists(queue.keys.holds)
 
     def test_an_id_that_waits_without_a_key(self, mirrored: DelayedQueue) -> None:
-        mirrored.offer(b"plain", due_ms=LATER, message_id="one")
+        mirrored.offer(b"plain", eta=to_datetime(LATER), message_id="one")
         assert offered(mirrored, "one") == Offered("repeated")
         assert held_by(mirrored) is None
         offered(mirrored, "two")
-        mirrored.offer(b"plain", due_ms=LATER, message_id="two")
+        mirrored.offer(b"plain", eta=to_datetime(LATER), message_id="two")
         assert mirrored.cancel("two") == 2
         assert held_by(mirrored) is None
 
@@ -275,8 +276,8 @@ class TestTheEndOfWaiting:
     def test_among_others(self, queue: DelayedQueue) -> None:
         for number in range(60):
             offered(queue, f"unique {number}", 1 + number, key=str(number), until="start" if number % 2 else "due")
-            queue.offer(b"plain", due_ms=1 + number, message_id=f"plain {number}")
-            queue.offer(b"again", due_ms=1 + number, message_id=f"plain {number}")
+            queue.offer(b"plain", eta=to_datetime(1 + number), message_id=f"plain {number}")
+            queue.offer(b"again", eta=to_datetime(1 + number), message_id=f"plain {number}")
         while queue.transfer(7).moved:
             pass
         assert queue.client.llen("q") == 180
@@ -296,7 +297,7 @@ class TestTheEndOfWaiting:
     def test_rescheduling_keeps_the_key(self, mirrored: DelayedQueue) -> None:
         offered(mirrored, "one")
         (entry,) = mirrored.find("one")
-        assert mirrored.amend(entry, b"later", due_ms=LATER + 9)
+        assert mirrored.amend(entry, b"later", eta=to_datetime(LATER + 9))
         assert offered(mirrored, "two") == Offered("held", task_id="one")
         mirrored.cancel("one")
         assert has_no_trace(mirrored)

@@ -13,6 +13,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import codec
 from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.delayed_queue import DelayedQueue
@@ -98,7 +99,7 @@ class Machine(RuleBasedStateMachine):
         task.offer = {
             "claim": Claim(key, until, 3_600_000, conflict),
             "message_id": task.id,
-            "due_ms": due,
+            "eta": None if due is None else to_datetime(due),
             "payload": task.id.encode(),
             "attempt": Attempt(task.id, bytes(16)),
         }
@@ -135,7 +136,7 @@ class Machine(RuleBasedStateMachine):
     def reschedule_one(self, task: Task, due: int) -> None:
         queue = self.queues[task.broker_list]
         (entry,) = queue.find(task.id)
-        assert queue.amend(entry, entry.payload, due_ms=due) == due
+        assert queue.amend(entry, entry.payload, eta=to_datetime(due))
         task.due = due
 
     @precondition(lambda self: self.of_place("waits"))

@@ -29,7 +29,7 @@ def queue(client: redis.Redis) -> DelayedQueue:
 
 
 def transfer(recorder: Recorder, queue: DelayedQueue, transferrer: str = "host:1:a", **options: Any) -> None:
-    recorder.on_pass(queue, queue.transfer(transferrer=transferrer, grace_ms=0, **options))
+    recorder.on_pass(queue, queue.transfer(transferrer=transferrer, grace=0, **options))
 
 
 def test_each_message_counts_with_its_lateness(recorder: Recorder, queue: DelayedQueue) -> None:
@@ -37,7 +37,7 @@ def test_each_message_counts_with_its_lateness(recorder: Recorder, queue: Delaye
     for number, late_ms in enumerate((3_600_000, 2_000, 2_000)):
         offer(queue, str(number), now - late_ms)
     offer(queue, "soon", now + 60_000)
-    transfer(recorder, queue, lead_ms=120_000)
+    transfer(recorder, queue, lead=120)
     found = recorder.pending()["q"]
     assert found["transferred"] == 4
     # The first is alone in its part; what follows counts as late as the first of them.
@@ -50,7 +50,7 @@ def test_each_message_counts_with_its_lateness(recorder: Recorder, queue: Delaye
 
 def test_a_message_that_moves_early_is_not_late(recorder: Recorder, queue: DelayedQueue) -> None:
     offer(queue, "soon", now_ms(queue.client) + 60_000)
-    transfer(recorder, queue, lead_ms=120_000)
+    transfer(recorder, queue, lead=120)
     found = recorder.pending()["q"]
     assert found["transfer_lateness:0"] == 1
     assert "transfer_lateness:us" not in found
@@ -74,9 +74,9 @@ def test_a_change_counts_once_by_whoever_takes_over(recorder: Recorder, queue: D
 
 def test_one_that_may_not_move_yet_counts_nothing(recorder: Recorder, queue: DelayedQueue) -> None:
     offer(queue, "0", 1)
-    queue.transfer(transferrer="host:1:a", grace_ms=0)
+    queue.transfer(transferrer="host:1:a", grace=0)
     offer(queue, "1", now_ms(queue.client))
-    recorder.on_pass(queue, queue.transfer(transferrer="host:2:b", grace_ms=60_000))
+    recorder.on_pass(queue, queue.transfer(transferrer="host:2:b", grace=60))
     assert recorder.pending() == {}
 
 

@@ -74,7 +74,7 @@ def test_what_waits_is_counted_by_when_it_is_due(app: Celery, waiting: DelayedQu
 
 def test_names_from_outside_are_escaped(waiting: DelayedQueue, scrape: Scrape) -> None:
     name = 'a "queue"\n{x="y"}\\'
-    DelayedQueue(waiting.client, name).offer(b"1", delay_s=60.0)
+    DelayedQueue(waiting.client, name).offer(b"1", countdown=60.0)
     try:
         assert scrape().get("delayq_delayed_messages", name) == 1
     finally:

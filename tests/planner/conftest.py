@@ -13,6 +13,7 @@ import pytest
 import redis
 from celery import Celery
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.options.settings import ScheduleSettings
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Claim
@@ -115,7 +116,7 @@ class Stage:
         )
         delayed.cancel(old.task_id)
         if not transferred:
-            delayed.offer(b"late", due_ms=at_ms, message_id=old.task_id)
+            delayed.offer(b"late", eta=to_datetime(at_ms), message_id=old.task_id)
 
     def attended_for(self, ms: int, *, silent_ms: int = 0) -> None:
         """Let planners have been there for so long without a gap, and give no sign since."""

@@ -116,7 +116,7 @@ class TestAtRunTime:
         planner = started(stage, {"a": {"schedule": 0.3, "options": {"countdown": 60}}})
         run_until(lambda: (stage.state("a") or 0).runs >= 3, "three occurrences", planner)
         assert stage.waiting() == ["a []"] * 4
-        assert {late.due_ms - early.due_ms for early, late in itertools.pairwise(stage.queue().peek(10))} == {300}
+        assert {late.score - early.score for early, late in itertools.pairwise(stage.queue().peek(10))} == {300}
 
     def test_a_stale_planner_does_not_bring_a_removed_entry_back(self, stage: Stage) -> None:
         stage.add("a", 60)

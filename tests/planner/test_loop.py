@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, contextmanager
 import pytest
 import redis
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.schedule.loop import PlannerLoop
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
@@ -91,7 +92,7 @@ def test_a_key_of_another_type_is_said_in_one_line(stage: Stage, caplog: pytest.
 
 def test_a_start_waits_for_what_is_overdue(stage: Stage, start: Start) -> None:
     """So that a planner sees what nobody has transferred."""
-    stage.queue().offer(b"late", due_ms=stage.store.now_ms() - 60_000)
+    stage.queue().offer(b"late", eta=to_datetime(stage.store.now_ms() - 60_000))
     loop, planning = start()
     wait_until(lambda: planning.passes > 3, "it plans")
     assert not loop.wait_until_planned(0)

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.codec import OfferId
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.entry import Entry
@@ -22,9 +23,9 @@ pytestmark = pytest.mark.on_cluster(always=True)
 CHANGES: dict[str, tuple[Callable[[DelayedQueue, str], Any], int]] = {
     "cancel": (lambda queue, task_id: queue.cancel(task_id), 0),
     "revoke": (lambda queue, task_id: all(queue.remove(queue.find(task_id))), 0),
-    "reschedule": (lambda queue, task_id: queue.amend(*message(queue, task_id), due_ms=FAR), 1),
+    "reschedule": (lambda queue, task_id: queue.amend(*message(queue, task_id), eta=to_datetime(FAR)), 1),
     "update": (
-        lambda queue, task_id: queue.amend(*message(queue, task_id), due_ms=message(queue, task_id)[0].due_ms),
+        lambda queue, task_id: queue.amend(*message(queue, task_id)),
         1,
     ),
     "another priority": (lambda queue, task_id: queue.move(*message(queue, task_id), other_priority(queue)), 0),
@@ -76,7 +77,7 @@ class TestOneOccurrence:
         for waiting in stage.queue().peek(1000):
             offer_id = OfferId.from_bytes(waiting.id)
             assert offer_id is not None
-            assert offer_id.offered_us >= waiting.due_ms * 1000
+            assert offer_id.offered_us >= waiting.score * 1000
         times = [int(text.rpartition(" ")[2]) for text in stage.offered()]
         assert {later - earlier for earlier, later in itertools.pairwise(sorted(times))} == {300}
 

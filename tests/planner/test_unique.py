@@ -25,7 +25,7 @@ def state(stage: Stage) -> State:
 
 def take_key(stage: Stage) -> Offered:
     """Send another task that holds the key; it has left its delayed queue."""
-    return stage.queue().offer_unique(b"other", KEY, due_ms=None, message_id="other")
+    return stage.queue().offer_unique(b"other", KEY, eta=None, message_id="other")
 
 
 def end(stage: Stage, task_id: str = "other") -> None:
@@ -81,7 +81,7 @@ def test_a_delayed_one_asks_when_it_is_due_with_its_delay(stage: Stage, fields: 
     for number in range(1, 4):
         run_until(lambda number=number: state(stage).runs == number, "it is due", *planners)  # type: ignore[misc]
         (waiting,) = stage.queue().peek()
-        assert waiting.due_ms <= stage.store.now_ms()
+        assert waiting.score <= stage.store.now_ms()
         end(stage, holder(stage))
 
 

@@ -7,6 +7,7 @@ from itertools import count
 
 import pytest
 
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.cluster.client import Routed
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys
@@ -97,7 +98,7 @@ def test_only_its_own_queue_is_tried_again_soon(cluster: Cluster, routed: Routed
     source = cluster.owner("celery")
     target = other_than(cluster, source)
     for queue in (stuck, other):
-        queue.offer(b"later", due_ms=FAR)
+        queue.offer(b"later", eta=to_datetime(FAR))
     with transferring(ClusterServer(cluster), TransferSettings(interval_s=300.0)):
         channels = (stuck.keys.channel, other.keys.channel)
         wait_until(lambda: all(count for _, count in source.client.pubsub_numsub(*channels)), "it watches both")
@@ -106,5 +107,5 @@ def test_only_its_own_queue_is_tried_again_soon(cluster: Cluster, routed: Routed
             routed.publish(stuck.keys.channel, 1)  # as if something was due
             wait_until(lambda: sum(errors_at(node, "TRYAGAIN") for node in (source, target)) > 8, "it is refused")
             assert not [name for name in source.counts() if name.startswith("pubsub")], "nobody has looked at the other"
-        stuck.offer(b"due", due_ms=1)
+        stuck.offer(b"due", eta=to_datetime(1))
         wait_until(lambda: delivered(stuck) == [b"due"], "it is transferred when the slot has moved")

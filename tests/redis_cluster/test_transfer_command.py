@@ -190,6 +190,6 @@ def test_it_goes_on_while_nobody_has_the_slots_of_a_node(
             node.client.execute_command("CLUSTER", "FORGET", lost.id)
         command.wait_for_log(f"{lost.address} is no longer a master")
         for queue in ("blue", "green"):
-            DelayedQueue(client, queue).offer(b"a message", delay_s=0.2)
+            DelayedQueue(client, queue).offer(b"a message", countdown=0.2)
             wait_for(client, queue, 1)
         assert transferred(command) == 2

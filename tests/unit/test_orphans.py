@@ -47,7 +47,7 @@ EXPECTED = [b"new %d" % at for at in range(250)] + [b"old"]
 
 
 def test_find_names_what_is_registered_nowhere(client: redis.Redis) -> None:
-    DelayedQueue(client, "ours").offer(b"x", delay_s=60)
+    DelayedQueue(client, "ours").offer(b"x", countdown=60)
     for name in ("jobs", "{slot}jobs", "a\x06\x163"):
         seed(DelayedQueue(client, name), {codec.pack(b"12345678", b"x"): FAR})
     client.zadd(b"redisson_delay_queue_timeout:{\xff}", {"x": 1})
@@ -56,7 +56,7 @@ def test_find_names_what_is_registered_nowhere(client: redis.Redis) -> None:
 
 
 def test_find_reads_the_registry_of_its_keyprefix(client: redis.Redis) -> None:
-    DelayedQueue(client, "shop-q", keyprefix="shop-").offer(b"x", delay_s=60)
+    DelayedQueue(client, "shop-q", keyprefix="shop-").offer(b"x", countdown=60)
     assert orphans.find(client, "shop-") == []
     assert [orphan.name for orphan in orphans.find(client)] == ["shop-q"]
 
@@ -99,7 +99,7 @@ def test_handing_over_replaces_every_entry_once_in_due_order(client: redis.Redis
 
 def test_handing_over_leaves_what_is_not_wanted(client: redis.Redis, left_behind: DelayedQueue) -> None:
     def every_second(entry: Entry) -> tuple[Any, ...] | None:
-        return push(entry) if entry.due_ms % 2 else None
+        return push(entry) if entry.score % 2 else None
 
     list(Orphan.look(client, "jobs").hand_over(client, every_second))
     assert taken(client) == EXPECTED[1::2]
@@ -134,7 +134,7 @@ def test_what_is_published_as_an_attempt_is_replaced_once_although_an_entry_was_
         token = hashlib.blake2b(entry.raw, digest_size=16).digest()
         return scripts.offer(
             goal.keys,
-            due_ms=entry.due_ms,
+            due_ms=entry.score,
             message_key=secrets.token_bytes(16),
             payload=entry.payload,
             mirrored=False,
@@ -183,7 +183,7 @@ def test_an_entry_whose_command_is_refused_stays(client: redis.Redis, left_behin
     with pytest.raises(redis.ResponseError, match="WRONGTYPE"):
         list(Orphan.look(client, "jobs").hand_over(client, refused))
     assert [entry.payload for entry in left_behind.peek(2)] == [b"new 7", b"new 9"]
-    assert [entry.due_ms for entry in left_behind.peek(2)] == [FAR + 7, FAR + 9]
+    assert [entry.score for entry in left_behind.peek(2)] == [FAR + 7, FAR + 9]
     assert client.llen(left_behind.keys.delay_list) == left_behind.size() - 1, "all of them but the garbage"
     list(Orphan.look(client, "jobs").hand_over(client, push))
     assert sorted(taken(client)) == sorted(EXPECTED)

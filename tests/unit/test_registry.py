@@ -10,6 +10,7 @@ import pytest
 import redis
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.registry import LASTS_S, REGISTERED_FOR_S, Registry, registered
 from celery_delayq.queue.set_aside import keep
 from tests.state import FAR, bury, nothing_changes, offer, state
@@ -67,7 +68,7 @@ class TestWhatIsEmpty:
 
 class TestWhatIsNot:
     def test_stays_and_is_left_alone_for_as_long_again(self, registry: Registry, queue: DelayedQueue) -> None:
-        queue.offer(b"", due_ms=FAR)
+        queue.offer(b"", eta=to_datetime(FAR))
         time_passes(registry)
         with nothing_changes(registry.client):
             clear(registry)
@@ -191,7 +192,7 @@ class TestOfAnotherType:
     ) -> None:
         for number in range(3):
             for name in ("q", "other"):
-                DelayedQueue(broken, name).offer(b"%d" % number, due_ms=FAR)
+                DelayedQueue(broken, name).offer(b"%d" % number, eta=to_datetime(FAR))
         assert [DelayedQueue(broken, name).size() for name in ("q", "other")] == [3, 3]
         (record,) = caplog.records
         assert record.levelno == logging.ERROR
@@ -202,7 +203,7 @@ class TestOfAnotherType:
         with broken.pubsub(ignore_subscribe_messages=True) as pubsub:
             pubsub.subscribe("delayq:queues")
             pubsub.get_message(timeout=5)
-            queue.offer(b"", due_ms=FAR)
+            queue.offer(b"", eta=to_datetime(FAR))
             message = pubsub.get_message(timeout=5)
         assert message
         assert message["data"] == b"q"
@@ -222,7 +223,7 @@ class TestOfAnotherType:
         client.config_set("maxmemory", 1)
         try:
             with pytest.raises(redis.ResponseError, match="maxmemory"):
-                queue.offer(b"", due_ms=FAR)
+                queue.offer(b"", eta=to_datetime(FAR))
         finally:
             client.config_set("maxmemory", 0)
 

@@ -10,6 +10,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue import dead_letter
 from celery_delayq.queue.connections import as_text
 from celery_delayq.queue.keys import QueueKeys, ScheduleKeys, registry
@@ -112,14 +113,16 @@ def _tasks(client: redis.Redis, message: dict[str, Any], filled: Hostile, *, lar
     due_ms = state.now_ms(client) + 3_600_000
     for number, (what, text) in enumerate({**TEXTS, "surrogate": SURROGATE}.items()):
         task_id = f"{text} {number}" if what == "surrogate" else text
-        queue.offer(hostile_message(message, text, task_id), due_ms=due_ms + number * 1000, message_id=task_id)
+        queue.offer(
+            hostile_message(message, text, task_id), eta=to_datetime(due_ms + number * 1000), message_id=task_id
+        )
         filled.waiting[what] = task_id
     if large:
         task_id = "large"
         body = body_of(["x<b>" * (LARGE_MB * 250_000)])
         headers = {**message["headers"], "id": task_id}
         raw = json.dumps({**message, "headers": headers, "body": body}).encode()
-        queue.offer(raw, due_ms=due_ms + 1_000_000, message_id=task_id)
+        queue.offer(raw, eta=to_datetime(due_ms + 1_000_000), message_id=task_id)
         filled.waiting["large"] = task_id
 
 
@@ -127,7 +130,7 @@ def _queues(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> No
     for what, text in TEXTS.items():
         task_id = f"task in queue {what}"
         raw = json.dumps({**message, "headers": {**message["headers"], "id": task_id}}).encode()
-        DelayedQueue(client, text).offer(raw, delay_s=7200, message_id=task_id)
+        DelayedQueue(client, text).offer(raw, countdown=7200, message_id=task_id)
         filled.queues.append(text)
     client.zadd(registry(), {BYTES: FAR})
 
@@ -142,7 +145,7 @@ def _entries(client: redis.Redis, message: dict[str, Any], filled: Hostile) -> N
         json.dumps(message).encode()[:-40],
     ]
     for number, payload in enumerate(garbage):
-        queue.offer(payload, delay_s=5400 + number, message_id=f"garbage {number}")
+        queue.offer(payload, countdown=5400 + number, message_id=f"garbage {number}")
     in_a_day = state.now_ms(client) + 86_400_000
     state.seed(queue, {BYTES: in_a_day, b"cut off": in_a_day + 0.5, b"\x08": float("inf")})
     filled.entries = len(garbage) + 3

@@ -9,6 +9,7 @@ import redis
 from celery import Celery
 
 from celery_delayq import DelayedQueue
+from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.dead_letter import REASONS
 from celery_delayq.queue.keys import registry
 from tests import state
@@ -34,7 +35,7 @@ def wait_with(app: Celery, client: redis.Redis, number: int, megabytes: int) -> 
     ids = [f"long {at}" for at in range(number)]
     for at, task_id in enumerate(ids):
         message["headers"]["id"] = task_id
-        queue.offer(json.dumps(message).encode(), due_ms=now_ms + 3_600_000 + at, message_id=task_id)
+        queue.offer(json.dumps(message).encode(), eta=to_datetime(now_ms + 3_600_000 + at), message_id=task_id)
     return ids
 
 

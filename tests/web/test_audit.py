@@ -99,7 +99,7 @@ def test_nobody_is_a_dash(app: Celery, lines: Lines) -> None:
 def test_nothing_writes_lines_of_its_own(app: Celery, client: redis.Redis, lines: Lines) -> None:
     evil = "x\r\n2030-01-01 cancel by root\u2028\x1b[2J\u202e"
     user = user_of(app)
-    DelayedQueue(client, "celery").offer(json.dumps({"properties": {}}).encode(), delay_s=60, message_id=evil)
+    DelayedQueue(client, "celery").offer(json.dumps({"properties": {}}).encode(), countdown=60, message_id=evil)
     form = {"action": "cancel", "confirmed": "yes", "id": quote(evil)}
     user.ask("POST", "/waiting", "", urlencode(form).encode(), direct.OWN, REMOTE_USER=evil, REMOTE_ADDR=evil)
     shown = r"x\r\n2030-01-01 cancel by root\u2028\x1b[2J\u202e"

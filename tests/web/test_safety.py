@@ -40,7 +40,7 @@ def hostile_app(redis_server: PrivateRedis) -> Iterator[tuple[Celery, Hostile]]:
     with shop(redis_server) as app, redis_server.client() as client:
         filled = fill_hostile(app, client, large=False)
         bury(client, hostile.TEXTS["script"], dead_letter.pack(b"x", reason="x"))
-        DelayedQueue(client, "q" * 100_000).offer(b"x", delay_s=60, message_id="of a long queue")
+        DelayedQueue(client, "q" * 100_000).offer(b"x", countdown=60, message_id="of a long queue")
         yield app, filled
 
 
@@ -160,7 +160,7 @@ def test_what_a_question_names_is_what_is_done(app_of_one: tuple[Celery, User, r
     ids = {what: text for what, text in texts.items() if len(text) <= 500}
     queue = DelayedQueue(client, "celery")
     for task_id in ids.values():
-        queue.offer(hostile.hostile_message(message, "shop.x", task_id), delay_s=3600, message_id=task_id)
+        queue.offer(hostile.hostile_message(message, "shop.x", task_id), countdown=3600, message_id=task_id)
     listed = user.get("/waiting")
     question = user.submit(listed, "cancel", lambda form: [box for box in form.boxes if box[0] == "id"])
     check_safe(question)
@@ -191,7 +191,7 @@ def test_a_task_of_10_mb_is_shown(app_of_one: tuple[Celery, User, redis.Redis]) 
     message["headers"] |= {"id": "large", "argsrepr": "x<b>" * 2_500_000}
     message["headers"] |= {"nested": ["y<b>" * 10_000], "z<b>" * 10_000: 1, "task": "t<b>" * 10_000}
     payload = json.dumps(message).encode()
-    DelayedQueue(client, "celery").offer(payload, delay_s=60, message_id="large")
+    DelayedQueue(client, "celery").offer(payload, countdown=60, message_id="large")
     letter = dead_letter.pack(b"x" * 1_000_000, reason="r<b>" * 10_000, error="e<b>" * 10_000)
     bury(client, "celery", letter)
     for path, query in (("/waiting", {}), ("/task", {"id": "large"}), ("/dead", {"queue": "celery"})):
@@ -206,7 +206,7 @@ def test_bulk_steps_keep_a_long_cursor(app_of_one: tuple[Celery, User, redis.Red
     _, user, client = app_of_one
     queue = DelayedQueue(client, "q" * 3000)
     for number in range(1100):
-        queue.offer(b"x", delay_s=3600, message_id=str(number))
+        queue.offer(b"x", countdown=3600, message_id=str(number))
     question = user.post("/waiting", {"action": "cancel", "scope": "matching"})
     progress = user.submit(question, "cancel")
     assert len(dict(progress.page.form("cancel").fields)["cursor"]) > 2000
@@ -290,7 +290,7 @@ def test_every_answer_has_the_headers(user: User) -> None:
 def test_odd_messages_are_shown(app_of_one: tuple[Celery, User, redis.Redis], payload: dict[str, object]) -> None:
     _, user, client = app_of_one
     raw = json.dumps({"properties": {}, "body": "e30=", **payload}).encode()
-    DelayedQueue(client, "celery").offer(raw, delay_s=60, message_id="x")
+    DelayedQueue(client, "celery").offer(raw, countdown=60, message_id="x")
     (letter_id,) = bury(client, "celery", dead_letter.pack(raw, reason="x"))
     client.zadd(QueueKeys.of("celery").dead, {letter_id: -1e20})
     for path, query in (("/waiting", {}), ("/task", {"id": "x"}), ("/dead", {"queue": "celery"})):
