@@ -48,18 +48,17 @@ The public names of `celery_delayq`, from their docstrings. `make reference` wri
 
 _WITHOUT_CELERY = """\
 `DelayedQueue` delays any bytes without Celery. A Java application can use the same queue as an `RDelayedQueue` with
-[`ByteArrayCodec`](../redisson.md#celery-offers-java-takes). These classes are near to Redis:
-a number has its unit in its name, and times are unix times in ms.
+[`ByteArrayCodec`](../redisson.md#celery-offers-java-takes).
 
 ```python
 import redis
 from celery_delayq import DelayedQueue
 
 queue = DelayedQueue(redis.Redis(), "jobs")
-job_id = queue.offer(b"any bytes", delay_s=1.5)
+job_id = queue.offer(b"any bytes", countdown=1.5)
 queue.cancel(job_id)  # how many entries were removed
-queue.offer(b"more bytes", delay_s=0.2)
-queue.take(timeout_s=5)  # b"more bytes", when it is due
+queue.offer(b"more bytes", countdown=0.2)
+queue.take(timeout=5)  # b"more bytes", when it is due
 ```
 """
 
