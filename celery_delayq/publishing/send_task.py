@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,6 +15,7 @@ from celery_delayq.basics.errors import ConfigurationError, KeyHeld
 from celery_delayq.options.throttle import Throttle
 from celery_delayq.options.unique import Unique, unique_for
 from celery_delayq.publishing.naive import warn_of_naive
+from celery_delayq.publishing.results import prepare_backends
 from celery_delayq.queue.holds import Offered
 from celery_delayq.transport import acquired, is_in_memory
 from celery_delayq.transport.keyed import (
@@ -47,25 +47,7 @@ def send_unique(app: Celery) -> None:
     AsyncResult.was_new = True
     if not isinstance(app.send_task, SendTask):
         app.send_task = SendTask(app)
-
-
-def subscribe_later(backend: Any) -> None:
-    """Let Celery's Redis backends subscribe to a result when somebody awaits it, not before its task is sent.
-
-    Celery subscribes at both times, and reads the result after the second. The first costs each task a command. While
-    Redis is away, it would take 19 s, and longer if Redis hangs, and raise a `RuntimeError`.
-
-    Source: Celery 5.7 `RedisBackend.on_task_call`, `AsyncBackendMixin.add_pending_result`.
-    """
-    module = sys.modules.get("celery.backends.redis")
-    if "on_task_call" in vars(backend):  # done, or somebody's own
-        return
-    if module and getattr(type(backend), "on_task_call", None) is module.RedisBackend.on_task_call:
-        backend.on_task_call = _do_nothing
-
-
-def _do_nothing(producer: Any, task_id: str) -> dict[str, Any]:
-    return {}
+        prepare_backends(app)
 
 
 @contextmanager
@@ -158,7 +140,6 @@ class SendTask:
             with in_time(self._app, options) as bounded:
                 return self(name, args, kwargs, *positional, **bounded)
         warn_of_naive(options.get("eta"), self._app)
-        subscribe_later(self._app.backend)
         task = options.get("task_type") or (self._app.tasks.get(name) if self._app.finalized else None)
         retrying = self._retrying(options)
         throttle = options.pop("throttle", _NOT_GIVEN)

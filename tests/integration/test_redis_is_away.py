@@ -45,6 +45,16 @@ EXPORTED = """\
 {"end": 1}
 """
 
+#: Headers of a chord.
+HEADERS: dict[str, Callable[[Any], list[Any]]] = {
+    "of one": lambda note: [note.s(1)],
+    "of two": lambda note: [note.s(1), note.s(2)],
+    "with a group": lambda note: [group(note.s(1), note.s(2)), note.s(3)],
+}
+
+#: Celery's patience with a result backend, 19 s by default.
+ASKED_ONCE = {"result_backend_transport_options": {"retry_policy": {"max_retries": 0}}}
+
 #: What the calls raise; `apply_async_many` and `change_some` tell what they have done before, if they have begun.
 ERRORS = (OperationalError, NotAllSent, NodesAway)
 
@@ -174,6 +184,109 @@ def test_publishing_fails_at_once_if_a_cluster_is_away() -> None:
     url = f"delayq+cluster://127.0.0.1:{free_port()}"
     with shop(url, url) as app, pytest.raises(OperationalError, match="refused"):
         app.tasks["note"].apply_async(retry_policy={"max_retries": 0})
+
+
+@contextmanager
+def chords(kind: str, results_url: str, **conf: Any) -> Iterator[tuple[Any, PrivateRedis]]:
+    """An app whose results are at another server than its broker, which is there."""
+    once: dict[str, Any] = {"task_publish_retry_policy": {"max_retries": 0}}
+    with PrivateRedis() as broker, shop(brokers.url_of(broker), results_at(kind, results_url), **once | conf) as app:
+        yield app, broker
+
+
+def is_empty(broker: PrivateRedis) -> bool:
+    with broker.client() as client:
+        return not client.exists("celery")
+
+
+@pytest.mark.parametrize("kind", ["delayq", REDIS])
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_chord_fails_if_its_results_hang(
+    broker_server: Server, broker_url: str, waiting: Any, kind: str, is_warm: bool, header: str
+) -> None:
+    with chords(kind, broker_url, broker_transport_options={"socket_timeout": 0.3}) as (app, broker):
+        if is_warm:
+            app.backend.get("a")
+        with hanging(*processes(broker_server)), pytest.raises(OperationalError):
+            chord(HEADERS[header](app.tasks["note"]), app.tasks["note"].s()).apply_async()
+        assert is_empty(broker)
+
+
+@pytest.mark.parametrize("kind", ["delayq", REDIS])
+def test_a_chord_is_sent_within_its_timeout_or_not_at_all(
+    broker_server: Server, broker_url: str, waiting: Any, kind: str, is_warm: bool
+) -> None:
+    with chords(kind, broker_url, task_publish_retry_policy={"max_retries": None}) as (app, broker):
+        note = app.tasks["note"]
+        if is_warm:
+            app.backend.get("a")
+        with hanging(*processes(broker_server)), pytest.raises(OperationalError):
+            asyncio.run(app.delayq.asend(chord([note.s(1), note.s(2)], note.s()), timeout=0.2))
+        assert is_empty(broker)
+
+
+@pytest.mark.parametrize("kind", ["delayq", "redis"])
+@pytest.mark.parametrize("header", HEADERS)
+def test_a_chord_fails_at_once_if_its_results_are_away(kind: str, is_warm: bool, header: str) -> None:
+    with PrivateRedis() as server, chords(kind, brokers.url_of(server)) as (app, broker):
+        if is_warm:
+            app.backend.get("a")
+        server.kill()
+        with pytest.raises(OperationalError, match=r"refused|closed|reset"):
+            chord(HEADERS[header](app.tasks["note"]), app.tasks["note"].s()).apply_async()
+        assert is_empty(broker)
+
+
+def test_a_chord_fails_at_once_if_a_cluster_with_its_results_is_away() -> None:
+    with chords("delayq", f"delayq+cluster://127.0.0.1:{free_port()}") as (app, broker):
+        note = app.tasks["note"]
+        with pytest.raises(OperationalError, match="refused"):
+            chord([note.s(1)], note.s()).apply_async()
+        assert is_empty(broker)
+
+
+def test_a_chord_is_tried_again_as_its_tasks_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    options = {"task_publish_retry_policy": {"max_retries": 1, "interval_start": 0.5}, **ASKED_ONCE}
+    with PrivateRedis() as server, chords("redis", brokers.url_of(server), **options) as (app, _):
+        note = app.tasks["note"]
+        server.kill()
+        monkeypatch.setattr("kombu.utils.functional.sleep", lambda seconds: server.start())
+        result = chord([note.s(1), note.s(2)], note.s()).apply_async()
+        assert len(app.delayq.scheduled(state="ready")) == 2
+        assert not result.ready()
+
+
+def test_a_chord_is_not_tried_again_if_publishing_is_not() -> None:
+    policy = {"max_retries": None}
+    options: dict[str, Any] = {"task_publish_retry": False, "task_publish_retry_policy": policy}
+    with chords("redis", f"delayq://127.0.0.1:{free_port()}", **options) as (app, _), pytest.raises(OperationalError):
+        chord([app.tasks["note"].s(1)], app.tasks["note"].s()).apply_async()
+
+
+def test_a_task_of_a_worker_waits_for_its_chords_as_long_as_celery() -> None:
+    """The options of its result backend say how long, not those of publishing."""
+    options: dict[str, Any] = {"task_publish_retry_policy": {"max_retries": None}, **ASKED_ONCE}
+    with chords("redis", f"delayq://127.0.0.1:{free_port()}", **options) as (app, _):
+        note = app.tasks["note"]
+
+        @app.task(name="send", lazy=False, shared=False)
+        def send() -> None:
+            chord([note.s(1)], note.s()).apply_async()
+
+        with pytest.raises(RuntimeError, match="Retry limit exceeded"):
+            send.apply(throw=True)
+
+
+def test_a_backend_that_was_there_before_does_the_same() -> None:
+    url = f"redis://127.0.0.1:{free_port()}"
+    with PrivateRedis() as broker:
+        app = Celery("shop", broker=brokers.url_of(broker), backend=url, set_as_current=False)
+        app.conf.task_publish_retry_policy = {"max_retries": 0}
+        assert app.backend
+        DelayQ(app)
+        with pytest.raises(OperationalError, match="refused"):
+            chord([app.signature("note")], app.signature("note")).apply_async()
+        app.close()
 
 
 def test_a_task_that_is_sent_subscribes_to_nothing(broker_client: Any, broker_url: str, waiting: Any) -> None:

@@ -176,9 +176,11 @@ assert "celery_delayq.app" not in sys.modules, "Celery imports what it needs of 
 """
 
 
-@pytest.mark.parametrize("pool", ["prefork", "threads"])
-def test_results_groups_and_chords(redis_server: PrivateRedis, broker_url: str, ledger: Ledger, pool: str) -> None:
-    url = f"delayq://127.0.0.1:{redis_server.port}/7"
+@pytest.mark.parametrize(("scheme", "pool"), [("delayq", "prefork"), ("delayq", "threads"), ("redis", "prefork")])
+def test_results_groups_and_chords(
+    redis_server: PrivateRedis, broker_url: str, ledger: Ledger, scheme: str, pool: str
+) -> None:
+    url = f"{scheme}://127.0.0.1:{redis_server.port}/7"
     conf = {"result_backend": url}
     with (
         Worker(pool=pool, broker=broker_url, ledger=ledger.url, conf=conf),
