@@ -56,11 +56,13 @@ class Acceptance:
 
     Attributes:
         task_id: the id of the task.
+        worker: the id of the worker's main process, see `Execution`.
         pid: the process that begins it.
         at_s: when, unix time by the clock of the ledger's Redis.
     """
 
     task_id: str
+    worker: int
     pid: int
     at_s: float
 
@@ -117,7 +119,7 @@ class Ledger:
 
     def accept(self, task_id: str, pid: int) -> None:
         """Write down that a task was accepted."""
-        self.client.rpush(_ACCEPTED, json.dumps([task_id, pid, self._now_ms() / 1000]))
+        self.client.rpush(_ACCEPTED, json.dumps([task_id, os.getpgrp(), pid, self._now_ms() / 1000]))
 
     def acceptances(self) -> list[Acceptance]:
         """Return what `accept` wrote down."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import signal
@@ -207,7 +208,7 @@ class Scene:
 
     def kill(self, workers: Sequence[Worker], *, with_broker: bool = False) -> None:
         """Kill all processes of some workers."""
-        with self._harming(workers):
+        with self._harming(workers, kills=True):
             if with_broker:
                 self.broker.kill()
             for worker in workers:
@@ -241,7 +242,8 @@ class Scene:
         pids = {worker.pid for worker in gone}
         for execution in self.ledger.executions():
             if execution.task_id in self.poisoned and execution.worker in pids:
-                self.harms.append(Harm(frozenset({execution.worker}), execution.started_s, time.time()))
+                begin_s = execution.started_s
+                self.harms.append(Harm(frozenset({execution.worker}), begin_s, time.time(), killed_s=begin_s))
         self.start(gone)
 
     def dead(self) -> list[bytes]:
@@ -277,13 +279,14 @@ class Scene:
         self._refused_s = begin_s, time.time()
 
     @contextmanager
-    def _harming(self, workers: Sequence[Worker]) -> Iterator[None]:
+    def _harming(self, workers: Sequence[Worker], *, kills: bool = False) -> Iterator[None]:
         begin_s = time.time()
+        killed_s = begin_s if kills else math.inf
         refused_since_s, refused_until_s = self._refused_s
         if begin_s < refused_until_s + _WRITTEN_S:
             begin_s = refused_since_s
         yield
-        self.harms.append(Harm(frozenset(worker.pid for worker in workers), begin_s, time.time()))
+        self.harms.append(Harm(frozenset(worker.pid for worker in workers), begin_s, time.time(), killed_s))
 
     def fail_over(self) -> None:
         """Let Sentinel promote the replica, which lacks nothing; the old master is started again by the next call."""
@@ -371,7 +374,9 @@ class Scene:
 
     def verdict(self) -> Verdict:
         """Return what became of the tasks so far."""
-        return judge(self.publisher.bookings, self.ledger.executions(), self.harms, self._flushed_s)
+        # The ledger's lists in this order: what has begun was accepted before.
+        executions, acceptances = self.ledger.executions(), self.ledger.acceptances()
+        return judge(self.publisher.bookings, executions, acceptances, self.harms, self._flushed_s)
 
     def traces(self, task_ids: Collection[str]) -> list[str]:
         """Return a line for each of these tasks: what is known of it, and where its message is."""

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 
-from tests.ledger import Execution
+from tests.ledger import Acceptance, Execution
 from tests.soak.logs import strange_tracebacks
 from tests.soak.publisher import Booking, Outcome
 from tests.soak.verdict import Harm, Verdict, judge
 
 #: A worker that is killed at 10, and one that lives.
 VICTIM, SURVIVOR = 1, 2
-HARM = Harm(frozenset({VICTIM}), begin_s=10.0, end_s=10.1)
+HARM = Harm(frozenset({VICTIM}), begin_s=10.0, end_s=10.1, killed_s=10.0)
+
+#: A worker that is suspended then.
+SUSPENDED = 3
+HARMS = [HARM, Harm(frozenset({SUSPENDED}), begin_s=10.0, end_s=10.1)]
 
 INTERRUPTED = Execution("t", VICTIM, 9.9, None)
 AGAIN = Execution("t", SURVIVOR, 12.0, 12.1)
 
 
-def verdict_on(*executions: Execution, acks_late: bool = True, outcome: Outcome = "sure") -> Verdict:
+def verdict_on(
+    *executions: Execution,
+    accepted: Sequence[Acceptance] = (),
+    acks_late: bool = True,
+    outcome: Outcome = "sure",
+) -> Verdict:
     """The verdict on one task, which is due at 9."""
-    return judge([Booking("t", 9.0, acks_late, outcome)], executions, [HARM])
+    return judge([Booking("t", 9.0, acks_late, outcome)], executions, accepted, HARMS)
+
+
+def accepted(worker: int, at_s: float) -> Acceptance:
+    """That a process of a worker accepted the task."""
+    return Acceptance("t", worker, worker + 100, at_s)
 
 
 def test_a_task_that_never_ran_is_lost() -> None:
@@ -46,7 +62,39 @@ def test_a_task_that_was_interrupted_is_lost_unless_it_was_acknowledged_early() 
     ids=["before", "after"],
 )
 def test_a_task_that_was_published_before_a_flush_may_be_lost(flushed_s: float, verdict: Verdict) -> None:
-    assert judge([Booking("t", 9.0, True, "sure", sent_s=8.0)], [], [], flushed_s) == verdict
+    assert judge([Booking("t", 9.0, True, "sure", sent_s=8.0)], [], [], [], flushed_s) == verdict
+
+
+@pytest.mark.parametrize("at_s", [9.1, 9.9, 10.05])
+def test_a_task_that_was_acknowledged_early_is_cut_off_if_its_worker_was_killed_before_it_began(at_s: float) -> None:
+    assert verdict_on(accepted=[accepted(VICTIM, at_s)], acks_late=False) == Verdict(sure={"t"}, cut_off={"t"})
+    twice = [accepted(VICTIM, at_s), accepted(VICTIM, at_s)]
+    assert verdict_on(accepted=twice, acks_late=False) == Verdict(sure={"t"}, cut_off={"t"})
+
+
+@pytest.mark.parametrize(
+    "acceptances",
+    [
+        [],
+        [accepted(SURVIVOR, 9.9)],
+        [accepted(SUSPENDED, 9.9)],
+        [accepted(VICTIM, 8.9)],
+        [accepted(VICTIM, 10.2)],
+        [accepted(VICTIM, 9.9), accepted(SURVIVOR, 12.0)],
+    ],
+    ids=["never accepted", "by another", "by one that was suspended", "long before", "after", "again elsewhere"],
+)
+def test_any_other_that_was_acknowledged_early_is_lost(acceptances: list[Acceptance]) -> None:
+    assert verdict_on(accepted=acceptances, acks_late=False) == Verdict(sure={"t"}, lost={"t"})
+
+
+def test_a_task_that_is_acknowledged_late_is_lost_though_its_worker_was_killed_before_it_began() -> None:
+    assert verdict_on(accepted=[accepted(VICTIM, 9.9)]) == Verdict(sure={"t"}, lost={"t"})
+
+
+def test_a_task_that_ends_in_nothing_elsewhere_is_lost_though_it_was_accepted_by_a_worker_that_was_killed() -> None:
+    again = Execution("t", SURVIVOR, 12.0, None)
+    assert verdict_on(again, accepted=[accepted(VICTIM, 9.9)], acks_late=False).lost == {"t"}
 
 
 def test_a_task_that_ends_in_nothing_for_no_reason_is_lost() -> None:

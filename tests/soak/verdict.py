@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 
-from tests.ledger import Execution
+from tests.ledger import Acceptance, Execution
 from tests.soak.publisher import Booking
 
 #: After a task, so long may pass before its acknowledgement has left the worker: until then it still counts as running.
 ACK_S = 0.3
+
+#: A task that was accepted has begun, and written that down, within so many seconds on a busy machine.
+BEGUN_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -22,11 +26,13 @@ class Harm:
         workers: the ids of their main processes.
         begin_s: when it began, unix time.
         end_s: when all of them were hurt; when those that were cut off have lost their lease.
+        killed_s: when they were killed, at the earliest; infinite if they were not.
     """
 
     workers: frozenset[int]
     begin_s: float
     end_s: float
+    killed_s: float = math.inf
 
     def struck(self, execution: Execution) -> bool:
         """Return whether a task was running in one of these workers then."""
@@ -35,6 +41,10 @@ class Harm:
         if execution.started_s > self.end_s:
             return False
         return execution.ended_s is None or execution.ended_s >= self.begin_s - ACK_S
+
+    def killed(self, acceptance: Acceptance) -> bool:
+        """Return whether one of these workers was killed just after it accepted a task, perhaps before that began."""
+        return acceptance.worker in self.workers and self.killed_s - BEGUN_S <= acceptance.at_s <= self.end_s
 
 
 @dataclass
@@ -46,7 +56,8 @@ class Verdict:
         in_doubt: publishing failed, so they may run or not.
         refused: the server refused them.
         lost: did not run to their end.
-        cut_off: did not either, but that is what acknowledging early means: their worker was killed.
+        cut_off: did not either, but that is what acknowledging early means: their worker was killed, while
+            they ran or just before.
         twice: ran more than once.
         unexplained: of these, those that did not run in a killed or suspended worker then.
         flushed: did not either: the database was flushed after they were published.
@@ -77,18 +88,25 @@ class Verdict:
 
 
 def judge(
-    bookings: Iterable[Booking], executions: Iterable[Execution], harms: Sequence[Harm], flushed_s: float = 0.0
+    bookings: Iterable[Booking],
+    executions: Iterable[Execution],
+    acceptances: Iterable[Acceptance],
+    harms: Sequence[Harm],
+    flushed_s: float = 0.0,
 ) -> Verdict:
     """Return what became of the tasks that were booked; the database was flushed last at `flushed_s`, unix time."""
     by_task: dict[str, list[Execution]] = defaultdict(list)
     for execution in executions:
         by_task[execution.task_id].append(execution)
+    accepted: dict[str, list[Acceptance]] = defaultdict(list)
+    for acceptance in acceptances:
+        accepted[acceptance.task_id].append(acceptance)
     verdict = Verdict()
     for booking in bookings:
         task_id = booking.task_id
         if booking.outcome == "sure":
             verdict.sure.add(task_id)
-            _judge_one(verdict, booking, by_task[task_id], harms, flushed_s)
+            _judge_one(verdict, booking, by_task[task_id], accepted[task_id], harms, flushed_s)
         elif booking.outcome == "in doubt":
             verdict.in_doubt.add(task_id)
         else:
@@ -99,16 +117,22 @@ def judge(
 
 
 def _judge_one(
-    verdict: Verdict, booking: Booking, executions: list[Execution], harms: Sequence[Harm], flushed_s: float
+    verdict: Verdict,
+    booking: Booking,
+    executions: list[Execution],
+    acceptances: list[Acceptance],
+    harms: Sequence[Harm],
+    flushed_s: float,
 ) -> None:
     task_id = booking.task_id
     struck = [execution for execution in executions if any(harm.struck(execution) for harm in harms)]
+    killed = [it for it in acceptances if any(harm.killed(it) for harm in harms)]
     finished = [execution.started_s for execution in executions if execution.ended_s is not None]
     if finished:
         verdict.late_s.append(min(finished) - booking.due_s)
     elif booking.sent_s < flushed_s:
         verdict.flushed.add(task_id)
-    elif struck and not booking.acks_late:
+    elif not booking.acks_late and (struck or (not executions and acceptances and killed == acceptances)):
         verdict.cut_off.add(task_id)
     else:
         verdict.lost.add(task_id)
