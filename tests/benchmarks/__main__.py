@@ -21,7 +21,7 @@ from tests.benchmarks.svg import plot
 #: The scenarios, a module each, in the order in which they run.
 SCENARIOS = (
     *("limits", "publish", "unique", "throughput", "lateness", "burst"),
-    *("transfer", "memory", "fleet", "idle", "metrics", "web", "periodic", "replicas", "cluster", "peers"),
+    *("transfer", "memory", "ready", "fleet", "idle", "metrics", "web", "periodic", "replicas", "cluster", "peers"),
     "others",
 )
 

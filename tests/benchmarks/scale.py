@@ -31,6 +31,8 @@ class Scale:
         memory_pending: number of pending messages at which the server's memory is measured.
         worker_pending: number of pending messages at which the worker's memory is measured.
         stock_pending: tasks that a stock worker has to hold.
+        ready_messages: number of ready messages of which one is removed.
+        ready_rounds: turns of removing.
         loops: sizes of the fleet; the first is what the others are compared with.
         fleet_messages: numbers of messages that the fleet transfers.
         fleet_s: the messages become due over this time, in seconds: several periodic looks (5 s) long.
@@ -84,6 +86,8 @@ class Scale:
     memory_pending: int
     worker_pending: int
     stock_pending: int
+    ready_messages: int
+    ready_rounds: int
     loops: tuple[int, ...]
     fleet_messages: tuple[int, ...]
     fleet_s: float
@@ -137,6 +141,8 @@ FULL = Scale(
     memory_pending=100_000,
     worker_pending=1_000_000,
     stock_pending=5_000,
+    ready_messages=100_000,
+    ready_rounds=15,
     loops=(1, 20, 100),
     fleet_messages=(20, 2_000),
     fleet_s=6.0,
@@ -190,6 +196,8 @@ QUICK = Scale(
     memory_pending=5_000,
     worker_pending=20_000,
     stock_pending=1_000,
+    ready_messages=2_000,
+    ready_rounds=2,
     loops=(1, 5),
     fleet_messages=(200,),
     fleet_s=3.0,
