@@ -19,7 +19,7 @@ NAMED = {"master_name": "shop"}
 
 
 @pytest.fixture(autouse=True)
-def schemes() -> None:
+def registered() -> None:
     register()
 
 
