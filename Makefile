@@ -57,7 +57,7 @@ lint: $(VENV)/.dev ## check the format and the code
 	$(BIN)/ruff check
 
 .PHONY: fmt
-fmt: $(VENV)/.dev ## format the code and mend what can be mended
+fmt: $(VENV)/.dev ## format the code and fix what can be fixed
 	$(BIN)/ruff check --fix-only
 	$(BIN)/ruff format
 
