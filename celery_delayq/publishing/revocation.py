@@ -3,7 +3,8 @@
 The order is: remove up to a thousand tasks, store their state REVOKED, then send the `task-revoked` events and the
 `task_revoked` signals. A task is removed at most once, and the process that removed it announces it. So a task is
 announced once, even if a producer and several workers get the same command. If the state cannot be stored, that is
-logged as an error; the task is revoked anyway.
+logged as an error; the task is revoked anyway. The same if the process dies in between: the result then stays PENDING,
+unless a worker of Celery 5.7 gets the command, which stores REVOKED, too.
 """
 
 from __future__ import annotations

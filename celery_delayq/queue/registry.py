@@ -6,6 +6,9 @@ over the registry and a queue. Two rules make up for that:
 - A process that stores a message has registered the name at most `REGISTERED_FOR_S` earlier.
 - When a name was not used for `LASTS_S`, which is much longer, a loop looks at its queue. If something waits there, the
   name counts as used now. Otherwise it leaves, unless somebody has registered it since the loop read the registry.
+
+If a producer registers a name, and stores the message minutes later (it was suspended, or kept a `Producer.batch` of
+kombu open), the message waits until its list is registered or consumed again.
 """
 
 from __future__ import annotations

@@ -19,7 +19,8 @@ import celery_delayq
 
 PACKAGE = Path(celery_delayq.__file__).parent
 TESTS = Path(__file__).parents[1]
-PAGE = (PACKAGE.parent / "docs" / "dev" / "internals.md").read_text("utf-8")
+DEV = PACKAGE.parent / "docs" / "dev"
+PAGE = (DEV / "internals.md").read_text("utf-8")
 
 #: Names of ours that are used on another object than `self`.
 OURS = {"_app", "_headers", "_message", "_payload", "_serializer", "_stored"}
@@ -85,8 +86,9 @@ def test_none_is_documented_that_is_not_used() -> None:
     assert documented().keys() - {name for name, _ in used()} - {"_publish_batch"} == set()
 
 
-def test_the_tests_that_are_named_exist() -> None:
-    tests = re.findall(r"`((?:[a-z_]+/)?test_\w+\.py)", PAGE)
+@pytest.mark.parametrize("page", ["internals.md", "meetings.md"])
+def test_the_tests_that_are_named_exist(page: str) -> None:
+    tests = re.findall(r"`((?:[a-z_]+/)?test_\w+\.py)", (DEV / page).read_text("utf-8"))
     assert tests
     assert [test for test in tests if not (PACKAGE.parent / "tests" / test).exists()] == []
 
