@@ -13,6 +13,7 @@ from __future__ import annotations
 import copyreg
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -24,6 +25,9 @@ from kombu.utils.json import JSONEncoder as MessageEncoder
 from celery_delayq.basics.errors import InvalidSchedule
 from celery_delayq.basics.times import parse_span
 from celery_delayq.schedule.occurrences import LONGEST_S
+
+#: The fields of a crontab expression, in their order.
+_FIELDS = ("minute", "hour", "day_of_month", "month_of_year", "day_of_week")
 
 
 def encode(given: BaseSchedule) -> dict[str, Any] | None:
@@ -55,24 +59,37 @@ def _field(given: Any) -> str:
     return str(given).replace(" ", "")
 
 
+#: Crontab expressions with names, as cron has them.
+_NAMED = {
+    "@hourly": "0 * * * *",
+    "@daily": "0 0 * * *",
+    "@weekly": "0 0 * * 0",
+    "@monthly": "0 0 1 * *",
+    "@yearly": "0 0 1 1 *",
+}
+
+#: The name of a unit, of which `parse_span` knows the first letter.
+_UNIT = re.compile("(second|minute|hour|day|week)s?", re.IGNORECASE)
+
+
 def written(text: str) -> str | timedelta:
     """Return the schedule that a person has written, in a form for `decode`: an interval, or a crontab expression.
 
-    An interval may also be as lists show it: `every 1h 30m`.
+    An interval may also be as lists show it, `every 1h 30m`, or have units in full: `every 5 minutes`.
 
     Raises:
         InvalidSchedule: it is neither. Fields of a crontab are not checked here.
     """
     first, *rest = text.split() or [""]
     is_interval = bool(rest) and first.lower() == "every"
-    if len(rest) == 4 and not is_interval:
+    if (len(rest) == 4 and not is_interval) or first.lower() in _NAMED:
         return text
     try:
-        return parse_span("".join(rest) if is_interval else text)
+        return parse_span(_UNIT.sub(lambda unit: unit[0][0].lower(), "".join(rest)) if is_interval else text)
     except (ValueError, OverflowError) as exc:
         raise InvalidSchedule(
-            f"{text!r} is neither an interval (90, 90s, 1h30m) nor a crontab expression of five fields "
-            "(0 6 * * mon-fri)"
+            f"{text!r} is neither an interval (90, 90s, 1h30m, every 5 minutes) nor a crontab expression of five "
+            "fields (0 6 * * mon-fri, or @hourly, @daily, @weekly, @monthly, @yearly)"
         ) from exc
 
 
@@ -118,7 +135,7 @@ def decode(given: Any, app: Any) -> BaseSchedule:
             f"not {found.run_every.total_seconds():g}"
         )
     if isinstance(found, crontab):
-        for name in ("minute", "hour", "day_of_month", "month_of_year", "day_of_week"):
+        for name in _FIELDS:
             if not getattr(found, name):
                 raise InvalidSchedule(f"the field {name} of a crontab must not be empty: it would never run")
     return found
@@ -131,7 +148,7 @@ def _decode(given: Any, app: Any) -> BaseSchedule:
         if isinstance(given, bool) or not isinstance(given, (int, float, timedelta, BaseSchedule)):
             raise InvalidSchedule(
                 f"{given!r} is not a valid schedule: give seconds, a timedelta, a crontab, a solar event, "
-                "or a crontab expression such as '*/5 8-17 * * mon-fri'"
+                "or a crontab expression such as '*/5 8-17 * * mon-fri' or '@hourly'"
             )
         return maybe_schedule(given, app=app)
     fields = dict(given)
@@ -150,7 +167,7 @@ _crontabs: WeakValueDictionary[tuple[Any, ...], crontab] = WeakValueDictionary()
 
 
 def _crontab(line: str, app: Any) -> crontab:
-    fields = line.split()
+    fields = _NAMED.get(line.strip().lower(), line).split()
     if len(fields) != 5:
         raise InvalidSchedule(
             f"{line!r} is neither an interval (90s, 1h30m) nor a crontab expression of five fields "
@@ -159,8 +176,16 @@ def _crontab(line: str, app: Any) -> crontab:
     key = (id(app), *fields)  # the app lives as long as the crontab, which refers to it
     found = _crontabs.get(key)
     if found is None:
-        minute, hour, day_of_month, month_of_year, day_of_week = fields
-        found = _crontabs[key] = crontab(minute, hour, day_of_week, day_of_month, month_of_year, app=app)
+        given = dict(zip(_FIELDS, fields, strict=True))
+        try:
+            found = _crontabs[key] = crontab(**given, app=app)
+        except Exception as exc:  # which does not say in which field
+            for name, field in given.items():
+                try:
+                    crontab(**{name: field})
+                except Exception as wrong:
+                    raise ValueError(f"{name.replace('_', ' ')} {field!r}: {wrong}") from exc
+            raise
     return found
 
 

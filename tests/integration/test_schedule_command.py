@@ -129,12 +129,47 @@ def test_an_entry_whose_time_is_past_is_late(app: Celery, command: Command, brok
     assert [entry.status for entry in app.delayq.schedule] == ["late", "planned"]
 
 
+IN_WORDS = [("every 5 minutes", 300), ("every 1 Hour 30 minutes", 5400), ("every 2 days", 172_800)]
+
+
 @pytest.mark.parametrize(
-    ("when", "every_s"), [("2.5", 2.5), ("90s", 90), ("1h30m", 5400), ("every 3s", 3), ("Every 1h 30m", 5400)]
+    ("when", "every_s"),
+    [("2.5", 2.5), ("90s", 90), ("1h30m", 5400), ("every 3s", 3), ("Every 1h 30m", 5400), *IN_WORDS],
 )
 def test_intervals_are_seconds_or_spans(command: Command, when: str, every_s: float) -> None:
     well(command("add", "often", "note", when))
     assert json.loads(well(command("show", "often", "--json")))["schedule"] == {"every": every_s}
+
+
+@pytest.mark.parametrize(
+    ("name", "crontab"),
+    [
+        ("@hourly", "0 * * * *"),
+        ("@daily", "0 0 * * *"),
+        ("@weekly", "0 0 * * 0"),
+        ("@monthly", "0 0 1 * *"),
+        ("@Yearly", "0 0 1 1 *"),
+    ],
+)
+def test_names_of_crontabs(app: Celery, command: Command, name: str, crontab: str) -> None:
+    well(command("add", "often", "note", name))
+    assert json.loads(well(command("show", "often", "--json")))["schedule"] == {"crontab": crontab}
+    app.delayq.schedule.add("too", "note", name)
+    assert json.loads(well(command("show", "too", "--json")))["schedule"] == {"crontab": crontab}
+
+
+@pytest.mark.parametrize(
+    ("line", "field"),
+    [
+        ("61 * * * *", "minute '61': Invalid end range: 61 > 59"),
+        ("* 25 * * *", "hour '25': "),
+        ("* * 32 * *", "day of month '32': "),
+        ("* * * 13 *", "month of year '13': "),
+        ("* * * * someday", "day of week 'someday': "),
+    ],
+)
+def test_an_error_of_a_crontab_names_the_field(command: Command, line: str, field: str) -> None:
+    assert f"'{line}' is not a valid schedule: {field}" in command("add", "a", "note", line).output
 
 
 def test_intervals_are_shown_in_words(command: Command) -> None:
@@ -159,7 +194,7 @@ def test_run_now_sends_what_may_run_at_once(command: Command, broker_client: red
         (("add", "a", "note", "60", "--kwargs", "x"), "'--kwargs': not valid JSON"),
         (("add", "a", "note", "60", "--timing", '{"tzz": "UTC"}'), "did you mean 'tz'"),
         (("add", "a", "note", "60", "--timing", '{"name": "b"}'), "unknown option 'name'"),
-        (("add", "a", "note", "@daily"), "'@daily' is neither an interval (90, 90s, 1h30m) nor a crontab expression"),
+        (("add", "a", "note", "@reboot"), "'@reboot' is neither an interval (90, 90s, 1h30m, every 5 minutes) nor a"),
         (("add", "a", "note", "1e300"), "neither an interval"),
         (("update", "nothing", "--when", "60"), "no periodic task 'nothing'"),
         (("update", "nothing"), "nothing to change"),
