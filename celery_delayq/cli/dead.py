@@ -7,6 +7,8 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import partial
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import click
@@ -40,7 +42,7 @@ from celery_delayq.cli.output import (
     text,
     tracked,
 )
-from celery_delayq.cli.plain import say
+from celery_delayq.cli.plain import say, visible
 from celery_delayq.cli.times import WHEN, at, shown
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.letters import LetterCriteria, change_of
@@ -67,6 +69,7 @@ _choosing = several(
     click.argument("ids", nargs=-1, metavar="[ID]..."),
     click.option("--all", "everything", is_flag=True, help="All dead letters of the queue."),
     _filters,
+    click.option("--dry-run", is_flag=True, help="Only count the matching ones. Needs filters or --all."),
     json_option,
 )
 
@@ -80,15 +83,20 @@ def dead() -> None:
 
 
 @command("list", dead)
-@click.argument("queue", default="", shell_complete=complete_queue)
+@click.argument("queue", required=False, shell_complete=complete_queue)
 @_filters
 @page_options("dead letters")
 @json_option
 def list_(
-    ctx: click.Context, queue: str, limit: int, cursor: str | None, everything: bool, as_json: bool, **chosen: Any
+    ctx: click.Context,
+    queue: str | None,
+    limit: int,
+    cursor: str | None,
+    everything: bool,
+    as_json: bool,
+    **chosen: Any,
 ) -> None:
-    """Show the dead letters of QUEUE, oldest first. Without QUEUE, use the app's default queue."""
-    queue = queue or ctx.obj.app.conf.task_default_queue
+    """Show the dead letters of QUEUE, oldest first. Without QUEUE, show those of all queues, queue by queue."""
     left = math.inf if everything else limit
     is_empty = True
     with inspecting(ctx.obj.app) as inspector, usage_errors():
@@ -99,8 +107,9 @@ def list_(
             left -= len(page)
             if len(page):
                 is_empty = False
-                rows = [_row(letter) for letter in page]
-                print_rows(rows, as_json, partial(table_of, rows))
+                for of_queue, rows in groupby(map(partial(_row, inspector), page), key=itemgetter("queue")):
+                    some = list(rows)
+                    print_rows(some, as_json, partial(table_of, some, title=None if queue else f"queue {of_queue}"))
             if cursor is None:
                 break
         if is_empty:
@@ -108,14 +117,14 @@ def list_(
         if is_empty and cursor is None:
             check_task(ctx.obj.app, criteria.task)
     if is_empty and not as_json:
-        say(f"No {'matching ' if criteria else ''}dead letters in queue {queue}.", err=True)
+        say(f"No {'matching ' if criteria else ''}dead letters{f' in queue {queue}' if queue else ''}.", err=True)
     say_rest(cursor, "dead letters", as_json)
 
 
-def table_of(rows: Iterable[dict[str, Any]], width: int) -> Table:
+def table_of(rows: Iterable[dict[str, Any]], width: int, title: str | None = None) -> Table:
     """Return a table for a console that is `width` columns wide. Ids are never folded, so they are easy to copy."""
     narrow = width < NARROW
-    table = new_table(dense=narrow)
+    table = new_table(title and visible(title), dense=narrow)
     add_columns(table, "id", "task id", firm=True)
     add_columns(table, "task")
     add_columns(table, "reason", firm=True)
@@ -140,7 +149,7 @@ def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_jso
     """Show a dead letter of QUEUE in full. Nothing is unpickled."""
     with inspecting(ctx.obj.app) as inspector:
         (letter,) = _chosen(_letters(inspector, queue), queue, [letter_id])
-    fields = {**_row(letter), "size": len(letter.message)}
+        fields = {**_row(inspector, letter), "size": len(letter.message)}
     if letter.reason == FAILED:
         fields |= {"runs": letter.runs, "worker": letter.worker, "traceback": letter.traceback}
     if (message := messages.decode(letter.message)) is None:
@@ -152,9 +161,10 @@ def show(ctx: click.Context, queue: str, letter_id: str, with_body: bool, as_jso
     print_details(fields, as_json)
 
 
-def _row(letter: DeadLetter) -> dict[str, Any]:
+def _row(inspector: Inspector, letter: DeadLetter) -> dict[str, Any]:
     return {
         "id": letter.id,
+        "queue": inspector.lists.parse(letter.list_name).queue,
         "list": letter.list_name,
         "task": letter.task,
         "task_id": letter.task_id,
@@ -167,12 +177,10 @@ def _row(letter: DeadLetter) -> dict[str, Any]:
 
 @command("requeue", dead)
 @_choosing
-def requeue(
-    ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, **chosen: Any
-) -> None:
+def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], as_json: bool, **chosen: Any) -> None:
     """Move dead letters to the back of QUEUE, by IDs or filters. Deliveries and retries count from zero again."""
     with inspecting(ctx.obj.app) as inspector:
-        criteria = _checked(inspector, ids, everything, chosen)
+        criteria, dry_run = _checked(inspector, ids, **chosen)
         letters = _letters(inspector, queue)
 
         def put_back(letter: DeadLetter) -> bool:
@@ -183,26 +191,27 @@ def requeue(
         if ids:
             _change(ctx, "requeued", _chosen(letters, queue, ids), put_back, as_json)
         else:
-            _change_all(ctx, "requeued", len(letters), change_of("requeue", letters, criteria), as_json)
+            count = partial(_count, letters, criteria, requeues=True)
+            change = count if dry_run else change_of("requeue", letters, criteria)
+            _change_all(ctx, "requeued", len(letters), change, as_json, dry_run=dry_run)
 
 
 @command("purge", dead)
 @_choosing
 @yes_option
-def purge(
-    ctx: click.Context, queue: str, ids: tuple[str, ...], everything: bool, as_json: bool, yes: bool, **chosen: Any
-) -> None:
+def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], as_json: bool, yes: bool, **chosen: Any) -> None:
     """Delete dead letters of QUEUE for good, by IDs or filters."""
     with inspecting(ctx.obj.app) as inspector:
-        criteria = _checked(inspector, ids, everything, chosen)
+        criteria, dry_run = _checked(inspector, ids, **chosen)
         letters = _letters(inspector, queue)
         if ids:
             _change(ctx, "purged", _chosen(letters, queue, ids), lambda letter: bool(letters.purge(letter)), as_json)
             return
-        if total := len(letters):
-            which = "matching ones of " if criteria else ""
-            confirm(f"Delete {which}{plural(total, 'dead letter')} of {queue!r} for good?", yes)
-        _change_all(ctx, "purged", total, change_of("purge", letters, criteria), as_json)
+        count = partial(_count, letters, criteria, requeues=False)
+        if not (dry_run or yes) and (number := count().changed if criteria else len(letters)):
+            confirm(f"Delete {plural(number, 'dead letter')} of {queue!r} for good?", yes)
+        change = count if dry_run else change_of("purge", letters, criteria)
+        _change_all(ctx, "purged", len(letters), change, as_json, dry_run=dry_run)
 
 
 def _criteria_of(inspector: Inspector, chosen: Mapping[str, Any]) -> LetterCriteria:
@@ -212,12 +221,29 @@ def _criteria_of(inspector: Inspector, chosen: Mapping[str, Any]) -> LetterCrite
         return LetterCriteria.of(**{**chosen, **{name: at(chosen[name], now_ms) for name in ("after", "before")}})
 
 
-def _checked(inspector: Inspector, ids: tuple[str, ...], everything: bool, chosen: Mapping[str, Any]) -> LetterCriteria:
-    """Return the criteria, after a check that ids, `--all` or criteria were given, and only one of them."""
+def _checked(
+    inspector: Inspector, ids: tuple[str, ...], everything: bool, dry_run: bool, **chosen: Any
+) -> tuple[LetterCriteria, bool]:
+    """Return the criteria, and whether to count only; checks that just one of ids, `--all` and criteria was given."""
     criteria = _criteria_of(inspector, chosen)
     if bool(ids) + everything + bool(criteria) != 1:
         raise click.UsageError("give either ids from `dead list`, or options such as --task, or --all")
-    return criteria
+    if ids and dry_run:
+        raise click.UsageError("--dry-run works only with filters or --all: to look at one, use `dead show QUEUE ID`")
+    return criteria, dry_run
+
+
+def _count(letters: DeadLetters, criteria: LetterCriteria, cursor: None = None, *, requeues: bool) -> DeadChunk:
+    """Return how many of the letters that match would be changed, and how many refused. It reads all letters."""
+    changed = refused = 0
+    total = len(letters)
+    with progress("counting") as on_progress:
+        for number, letter in enumerate(letters, 1):
+            on_progress(number, max(number, total))
+            if criteria.matches(letter):
+                is_refused = requeues and letter.reason == NOT_AN_ENTRY
+                changed, refused = changed + (not is_refused), refused + is_refused
+    return DeadChunk(changed, refused, None)
 
 
 def _letters(inspector: Inspector, queue: str) -> DeadLetters:
@@ -247,8 +273,10 @@ def _change(
     say_changed(ctx, answers, done, "message", as_json)
 
 
-def _change_all(ctx: click.Context, done: str, total: int, change: Callable[..., DeadChunk], as_json: bool) -> None:
-    """Change all dead letters of a queue, chunk by chunk. Exits with 1 if one was refused, or if there were none."""
+def _change_all(
+    ctx: click.Context, done: str, total: int, change: Callable[..., DeadChunk], as_json: bool, *, dry_run: bool
+) -> None:
+    """Change all dead letters that match, chunk by chunk. Exits with 1 if one was refused, or if there were none."""
     chunk, changed, refused = None, 0, 0
     with progress(done) as on_progress:
         while chunk is None or chunk.cursor is not None:
@@ -259,8 +287,9 @@ def _change_all(ctx: click.Context, done: str, total: int, change: Callable[...,
     if refused:
         say(f"cannot requeue {plural(refused, 'dead letter')}: not a message. To delete it, use `dead purge`", err=True)
     if as_json:
-        print_json({done: changed, "refused": refused})
+        counts = {done: 0 if dry_run else changed, "refused": refused}
+        print_json({**counts, "matched": changed + refused, "dry_run": dry_run})
     else:
-        say(f"{plural(changed, 'message')} {done}.")
+        say(f"{plural(changed, 'message')} {'would be ' if dry_run else ''}{done}.")
     if refused or not changed:
         ctx.exit(1)

@@ -54,8 +54,8 @@ def test_list_shows_the_messages_of_all_priorities(
     garbage = set_aside(broker_client, QUEUE, b"\xff")
     common = {"reason": "delivery-limit", "error": None, "deliveries": 3, "at": "2023-11-14T22:13:20+00:00"}
     assert command("dead", "list", "--json").json() == [
-        {"id": garbage, "list": QUEUE, "task": None, "task_id": None, **common},
-        {"list": urgent, "task": "note", **killer, **common},
+        {"id": garbage, "queue": QUEUE, "list": QUEUE, "task": None, "task_id": None, **common},
+        {"queue": QUEUE, "list": urgent, "task": "note", **killer, **common},
     ]
 
 
@@ -90,7 +90,15 @@ def test_options_select_some(
     name = list_for(broker_client, QUEUE)
     fail(broker_client, name)
     arguments = ["--yes"] if verb == "purge" else []
-    assert command("dead", verb, QUEUE, *options, "--json", *arguments).json() == [{f"{verb}d": 1, "refused": 0}]
+    counts = {f"{verb}d": 0, "refused": 0, "matched": 1, "dry_run": True}
+    assert command("dead", verb, QUEUE, *options, "--json", "--dry-run").json() == [counts]
+    assert command("dead", verb, QUEUE, *options, "--dry-run").stdout == f"1 message would be {verb}d.\n"
+    assert command("dead", verb, QUEUE, "--task", "nobody", "--dry-run").code == 1
+    assert len(command("dead", "list", "--json").json()) == 2
+    if verb == "purge":
+        is_wrong_use(command("dead", verb, QUEUE, *options), "Delete 1 dead letter of 'celery' for good?")
+    counts |= {f"{verb}d": 1, "dry_run": False}
+    assert command("dead", verb, QUEUE, *options, "--json", *arguments).json() == [counts]
     assert broker_client.llen(name) == (verb == "requeue")
     assert [row["id"] for row in command("dead", "list", "--json").json()] == [killer["id"]]
     assert command("dead", verb, QUEUE, *options, *arguments).code == 1
@@ -98,7 +106,8 @@ def test_options_select_some(
 
 def test_an_empty_list_says_so(command: Command) -> None:
     done = command("dead", "list")
-    assert (done.code, done.stdout, done.stderr) == (0, "", "No dead letters in queue celery.\n")
+    assert (done.code, done.stdout, done.stderr) == (0, "", "No dead letters.\n")
+    assert command("dead", "list", "celery").stderr == "No dead letters in queue celery.\n"
     assert command("dead", "list", "--json").stdout == ""
 
 
@@ -126,7 +135,7 @@ def test_ids_are_whole_in_a_table(killer: dict[str, str], width: int) -> None:
 def test_show_has_the_message(command: Command, killer: dict[str, str], broker_client: redis.Redis) -> None:
     (shown,) = command("dead", "show", QUEUE, killer["id"], "--json", "--body").json()
     assert shown.keys() == {
-        *("id", "list", "task", "task_id", "reason", "error", "deliveries", "at", "headers", "body", "size"),
+        *("id", "queue", "list", "task", "task_id", "reason", "error", "deliveries", "at", "headers", "body", "size"),
     }
     assert command("dead", "show", QUEUE, killer["id"], "--json").json()[0].keys() == shown.keys() - {"body"}
     assert shown["headers"][DELIVERY_COUNT] == 2
@@ -149,7 +158,7 @@ def test_an_invalid_task_is_shown_whatever_its_headers_are(command: Command, bro
         assert (row["task"], row["task_id"]) == (headers.get("task"), headers.get("id"))
         assert "its id must be a string" in command("dead", "show", QUEUE, row["id"]).stdout
     assert "invalid-task" in command("dead", "list").stdout
-    assert command("dead", "requeue", QUEUE, "--all", "--json").json() == [{"requeued": 3, "refused": 0}]
+    assert command("dead", "requeue", QUEUE, "--all", "--json").json()[0]["requeued"] == 3
 
 
 def test_an_entry_that_was_none_is_listed_and_not_requeued(
@@ -162,10 +171,12 @@ def test_an_entry_that_was_none_is_listed_and_not_requeued(
     assert done.code == 1
     assert f"cannot requeue {row['id']}: it is not a message" in done.stderr
     assert done.lines() == [{"id": row["id"], "done": False}]
+    done = command("dead", "requeue", QUEUE, "--all", "--dry-run")
+    assert (done.code, done.stdout) == (1, "1 message would be requeued.\n")
     done = command("dead", "requeue", QUEUE, "--all", "--json")
     assert done.code == 1
     assert "cannot requeue 1 dead letter: not a message" in done.stderr
-    assert done.lines() == [{"requeued": 1, "refused": 1}]
+    assert done.lines() == [{"requeued": 1, "refused": 1, "matched": 2, "dry_run": False}]
     assert not broker_client.llen(QUEUE)
 
 
@@ -185,7 +196,7 @@ def test_purge_deletes_only_what_was_named(
     other = set_aside(broker_client, QUEUE, b"other")
     assert command("dead", "purge", QUEUE, killer["id"]).stdout == "1 message purged.\n"
     assert [row["id"] for row in command("dead", "list", "--json").json()] == [other]
-    assert command("dead", "purge", QUEUE, "--all", "--yes", "--json").json() == [{"purged": 1, "refused": 0}]
+    assert command("dead", "purge", QUEUE, "--all", "--yes", "--json").json()[0]["purged"] == 1
     assert not len(DeadLetters(broker_client, QUEUE))
 
 
@@ -212,6 +223,25 @@ def test_one_says_which(command: Command, killer: dict[str, str], verb: str, arg
 def test_where_there_is_none_nothing_is_done(command: Command, verb: str) -> None:
     done = command("dead", verb, QUEUE, "--all")
     assert (done.code, done.stdout) == (1, f"0 messages {verb.rstrip('e')}ed.\n")
+
+
+@pytest.mark.parametrize("verb", ["requeue", "purge"])
+def test_a_dry_run_is_for_many(command: Command, killer: dict[str, str], verb: str) -> None:
+    is_wrong_use(command("dead", verb, QUEUE, killer["id"], "--dry-run"), "--dry-run works only with filters or --all")
+
+
+def test_list_shows_all_queues(
+    app: Celery, command: Command, killer: dict[str, str], broker_client: redis.Redis
+) -> None:
+    app.tasks["note"].apply_async(queue="other", countdown=60)  # so that its name is known
+    other = set_aside(broker_client, "other", b"message")
+    rows = command("dead", "list", "--json").json()
+    assert {row["queue"]: row["id"] for row in rows} == {"celery": killer["id"], "other": other}
+    tables = command("dead", "list").stdout
+    for row in rows:
+        assert tables.index(f"queue {row['queue']}") < tables.index(row["id"])
+    assert "2023-11-14 22:13" in tables
+    assert "queue other" not in command("dead", "list", "other").stdout
 
 
 def test_a_queue_that_only_dead_messages_know(command: Command, broker_client: redis.Redis) -> None:
