@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, TypeVar, overload
@@ -14,6 +14,7 @@ from kombu.utils.imports import symbol_by_name
 from celery_delayq.app.changes import Updates
 from celery_delayq.app.coroutines import ForCoroutines
 from celery_delayq.app.dead import Dead
+from celery_delayq.app.results import before, id_of, is_one
 from celery_delayq.basics.deadline import Timeout, ends_in_time
 from celery_delayq.basics.times import Time
 from celery_delayq.options.settings import add_defaults
@@ -65,8 +66,8 @@ class DelayQ(Updates, ForCoroutines, Dead):
 
     No worker needs to run for the methods that read or change waiting tasks. They take a task id or a result. If you
     pass several (a list, a `GroupResult`), they return a dict with one answer per id. Only the first task of a chain
-    waits: `cancel` finds it by the result of the chain; to the others pass `result.parent` and so on. If an id was
-    scheduled several times, the methods apply to all of these tasks.
+    waits: `get` and `cancel` find it by the result of the chain; to the others pass `result.parent` and so on. If an id
+    was scheduled several times, the methods apply to all of these tasks.
 
     Times are datetimes, or unix time in seconds. Naive datetimes are taken as UTC, like a naive eta in Celery. If local
     time, or that of the app's `timezone`, is another, a naive eta causes a `NaiveEtaWarning`, once in each process. The
@@ -129,13 +130,20 @@ class DelayQ(Updates, ForCoroutines, Dead):
 
         If an id was scheduled several times, return the task that is due first. O(log N) for N waiting tasks.
 
+        The result of a chain or a chord leads to its earlier tasks: if the last one does not wait, return the one
+        before it that does; of a chord's header, the one that is due first.
+
         Args:
             task_id: the task or tasks.
             ready: look for those that do not wait in the queues, too; see `cancel`. `ScheduledTask.state` says where a
                 task is.
             timeout: see `DelayQ`.
         """
-        return self._each(task_id, lambda inspector, ids: inspector.get(ids, ready=ready))
+
+        def first(found: list[ScheduledTask]) -> ScheduledTask | None:
+            return min(found, key=lambda task: task.due, default=None)
+
+        return self._each_or_before(task_id, lambda inspector, ids: inspector.get(ids, ready=ready), first)
 
     @ends_in_time
     def waiting(self, key: str | Task | Signature, *, timeout: Timeout = None) -> ScheduledTask | None:
@@ -204,21 +212,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
             True if the task was removed: it will never run. False if it was cancelled before, or a worker has or had
             it; without `ready`, also if it is in its queue.
         """
-        is_one = _is_one(task_id)
-        tasks: list[Any] = [task_id] if is_one else list(task_id)  # type: ignore[arg-type]
-        results = [task for task in tasks if getattr(task, "parent", None) is not None]
-
-        def cancel(inspector: Inspector, ids: list[str]) -> dict[str, bool]:
-            remove = partial(inspector.cancel, ready=ready)
-            cancelled = remove(ids)
-            for result in results:
-                cancelled[result.id] = cancelled[result.id] or _cancel_before(remove, result)
-            # The results of a chain that ends in a group have none before them, but the group has.
-            if not (is_one or all(cancelled.values())) and _cancel_before(remove, task_id):
-                cancelled = dict.fromkeys(cancelled, True)
-            return cancelled
-
-        return self._each(task_id if is_one else tasks, cancel)
+        return self._each_or_before(task_id, lambda inspector, ids: inspector.cancel(ids, ready=ready), any)
 
     @overload
     def reschedule(
@@ -368,11 +362,30 @@ class DelayQ(Updates, ForCoroutines, Dead):
         return Schedule(self.app, self._channel)
 
     def _each(self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]]) -> T | dict[str, T]:
-        is_one = _is_one(task_id)
-        ids = [_id_of(each) for each in ([task_id] if is_one else task_id)]
-        with self._inspector(f"cannot look up task {ids[0]}" if is_one else "cannot look up the tasks") as inspector:
+        alone = is_one(task_id)
+        ids = [id_of(each) for each in ([task_id] if alone else task_id)]
+        with self._inspector(f"cannot look up task {ids[0]}" if alone else "cannot look up the tasks") as inspector:
             found = ask(inspector, ids)
-            return found[ids[0]] if is_one else found
+            return found[ids[0]] if alone else found
+
+    def _each_or_before(
+        self, task_id: Any, ask: Callable[[Inspector, list[str]], dict[str, T]], one_of: Callable[[list[T]], T]
+    ) -> T | dict[str, T]:
+        """Do the same; for a task that is not there, with what comes before it in its chain or chord."""
+        alone = is_one(task_id)
+        tasks = [task_id] if alone else list(task_id)
+
+        def walk(inspector: Inspector, ids: list[str]) -> dict[str, T]:
+            found = ask(inspector, ids)
+            for name, task in zip(ids, tasks, strict=True):
+                found[name] = found[name] or one_of(before(partial(ask, inspector), task))
+            # The results of a chain that ends in a group have none before them, but the group has.
+            if not (alone or all(found.values())):
+                earlier = one_of(before(partial(ask, inspector), task_id))
+                found = {name: answer or earlier for name, answer in found.items()}
+            return found
+
+        return self._each(task_id if alone else tasks, walk)
 
     def _key_of(self, key: str | Task | Signature) -> str:
         return key if isinstance(key, str) else key_of(self.app, key)
@@ -382,34 +395,3 @@ def _warn_of_another(sender: Any, **kwargs: Any) -> None:
     from celery_delayq.options.scheduler import warn_of_another
 
     warn_of_another(sender, **kwargs)
-
-
-def _cancel_before(cancel: Callable[[list[str]], dict[str, bool]], result: Any) -> bool:
-    """Cancel what waits and comes before a task, in its chain or chord; returns whether anything did."""
-    before = getattr(result, "parent", None)
-    if before is None:
-        return False
-    header = getattr(before, "results", None)
-    some = [before] if header is None else header
-    cancelled = cancel([one.id for one in some if not hasattr(one, "results")])
-    # Whatever has become of one task of a header, the others need not run either.
-    rest = [_cancel_before(cancel, one) for one in some if not cancelled.get(one.id)]
-    found = any(cancelled.values()) or any(rest)
-    return found or (header is not None and _cancel_before(cancel, before))
-
-
-def _is_one(task_id: object) -> bool:
-    from celery.result import AsyncResult
-
-    if isinstance(task_id, (str, bytes, AsyncResult, Mapping)) or not isinstance(task_id, Iterable):
-        return True
-    return callable(task_id)  # a task
-
-
-def _id_of(task_id: object) -> str:
-    from celery.result import AsyncResult
-
-    task_id = task_id.id if isinstance(task_id, AsyncResult) else task_id
-    if not isinstance(task_id, str):
-        raise TypeError(f"a task must be given by its id or its result, not by {task_id!r}")
-    return task_id

@@ -14,7 +14,7 @@ if TYPE_CHECKING:  # what a producer does not need is imported by the method tha
     from typing_extensions import Unpack
 
     from celery_delayq.inspector import Inspector
-    from celery_delayq.inspector.letters import DeadLetter, DeadPage
+    from celery_delayq.inspector.letters import DeadLetter, DeadPage, LetterCriteria
     from celery_delayq.transport.named import Named
 
 
@@ -67,9 +67,7 @@ class Dead:
         Raises:
             ValueError: `limit`, the reason or a time is out of range, the text is empty, or `cursor` is not valid.
         """
-        from celery_delayq.inspector.letters import LetterCriteria
-
-        criteria = LetterCriteria.of(**filters)
+        criteria = _criteria_of("dead", filters)
         with self._inspector("cannot list dead letters") as inspector:
             page = inspector.dead_letters(queue).page(cursor, limit, criteria.matches)
             if not (page.letters or cursor or page.cursor):
@@ -132,9 +130,9 @@ class Dead:
         everything: bool,
         filters: DeadFilters,
     ) -> int:
-        from celery_delayq.inspector.letters import LetterCriteria, change_all, change_some
+        from celery_delayq.inspector.letters import change_all, change_some
 
-        criteria = LetterCriteria.of(**filters)
+        criteria = _criteria_of(f"{action}_dead", filters)
         has_criteria = queue is not None or bool(criteria) or everything
         if letters is not None and has_criteria:
             raise TypeError("give either letters or criteria")
@@ -147,3 +145,17 @@ class Dead:
             if not changed:
                 self._check_names(inspector, queue, filters.get("task"))
             return changed
+
+
+def _criteria_of(method: str, filters: DeadFilters) -> LetterCriteria:
+    """Return the criteria for the filters of a public method.
+
+    Raises:
+        TypeError: there is no such filter, or one has the wrong type.
+        ValueError: see `LetterCriteria.of`.
+    """
+    from celery_delayq.inspector.letters import LetterCriteria
+
+    for name in filters.keys() - DeadFilters.__annotations__.keys():
+        raise TypeError(f"{method}() got an unexpected keyword argument {name!r}")
+    return LetterCriteria.of(**filters)

@@ -83,4 +83,6 @@ def ends_in_time(method: Callable[P, R]) -> Callable[P, R]:
         with within(kwargs.get("timeout")):  # type: ignore[arg-type]
             return method(*args, **kwargs)
 
+    # An error of the arguments names it without the base class of `DelayQ` that has it.
+    method.__qualname__ = method.__name__
     return call

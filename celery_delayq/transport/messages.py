@@ -211,6 +211,8 @@ def _give_arguments(app: Any, message: dict[str, Any], args: Any, kwargs: Any, s
     except Exception as exc:
         raise ValueError(f"cannot read the arguments of task {headers['id']}, so they stay as they are: {exc}") from exc
     given = {"args": old_args if args is None else args, "kwargs": old_kwargs if kwargs is None else kwargs}
+    if isinstance(given["args"], list):  # shown as those of a call
+        given["args"] = tuple(given["args"])
     made = app.amqp.as_task_v2(headers["id"], headers["task"], **given, **shown)
     task = app.tasks.get(headers["task"])
     check = getattr(task, "__header__", None)

@@ -1,4 +1,4 @@
-"""`cancel` of the result of a chain or a chord: the task of it that waits never runs, nor what comes after it."""
+"""`cancel` and `get` of the result of a chain or a chord: they find the task of it that waits."""
 
 from __future__ import annotations
 
@@ -22,8 +22,9 @@ def note(app: Celery, value: object, **options: Any) -> Any:
 
 def test_a_chain_whose_first_task_waits(app: Celery) -> None:
     result = chain(note(app, 1, **LATER), note(app, 2), note(app, 3)).apply_async()
+    assert app.delayq.get(result).id == result.parent.parent.id
     assert app.delayq.cancel(result) is True
-    assert app.delayq.get(result.parent.parent) is None
+    assert app.delayq.get(result) is None
     assert app.delayq.cancel(result) is False
 
 
@@ -38,7 +39,7 @@ def test_a_chain_whose_second_task_waits(app: Celery, broker_url: str, ledger: L
 def test_a_chord_whose_header_waits(app: Celery) -> None:
     body = note(app, "body")
     result = chord([note(app, 1, **LATER), chain(note(app, 2, **LATER), note(app, 3)), note(app, 4, **LATER)])(body)
-    assert app.delayq.scheduled().tasks
+    assert app.delayq.get(result).id == app.delayq.scheduled().tasks[0].id
     assert app.delayq.cancel(result) is True
     assert not app.delayq.scheduled().tasks
     assert app.delayq.cancel(result) is False
@@ -53,6 +54,8 @@ def test_a_group_and_several_chains(app: Celery) -> None:
 
 def test_a_chain_that_ends_in_a_group(app: Celery) -> None:
     result = chain(note(app, 1, **LATER), group(note(app, 2), note(app, 3))).apply_async()
+    found = app.delayq.get(result)
+    assert {name: task.id for name, task in found.items()} == {one.id: result.parent.id for one in result.results}
     assert app.delayq.cancel(result) == {child.id: True for child in result.results}
     assert not app.delayq.scheduled().tasks
     assert app.delayq.cancel(result) == {child.id: False for child in result.results}

@@ -121,6 +121,8 @@ def test_all_are_changed_only_if_that_is_said(delayq: DelayQ, broker_client: red
     (letter,) = delayq.dead()
     with pytest.raises(ValueError, match="everything=True"):
         delayq.purge_dead()
+    with pytest.raises(TypeError, match=r"^requeue_dead\(\) got an unexpected keyword argument 'tsk'"):
+        delayq.requeue_dead(tsk="pay")
     with pytest.raises(TypeError, match="either letters or criteria"):
         delayq.purge_dead(letter, queue="celery")
     assert delayq.purge_dead(everything=True) == 1

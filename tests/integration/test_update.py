@@ -103,12 +103,12 @@ class TestArguments:
         (args, kwargs, embed), (_, old_kwargs, old_embed) = json_body(after), json_body(before)
         assert (args, kwargs, embed) == (["new"], old_kwargs, old_embed)
         assert embed["chord"]
-        assert after["headers"].pop("argsrepr") == "['new']"
+        assert after["headers"].pop("argsrepr") == "('new',)"
         assert before["headers"].pop("argsrepr") == "('old',)"
         for message in (before, after):
             message.pop("body")
         assert after == before
-        assert app.delayq.get(first).args_text == "['new']"
+        assert app.delayq.get(first).args_text == "('new',)"
         assert app.delayq.update(first, kwargs={"x": uuid.UUID(int=7)}) is True
         assert json_body(message_in(waiting))[:2] == [
             ["new"],
