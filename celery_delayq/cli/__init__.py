@@ -40,7 +40,24 @@ _COMMANDS = {
     "workers": "workers:workers",
 }
 
+#: Commands that run until they are stopped.
+_ENDLESS = ("metrics", "top", "transfer", "web")
+
 
 @click.group("delayq", cls=Commands, places={name: f"{__name__}.{place}" for name, place in _COMMANDS.items()})
-def delayq() -> None:
+@click.option(
+    "--timeout",
+    type=click.FloatRange(0, min_open=True),
+    metavar="SECONDS",
+    help="Fail if a command takes longer than this, even if Redis hangs. Not for commands that run until stopped.",
+)
+@click.pass_context
+def delayq(ctx: click.Context, timeout: float | None) -> None:
     """Inspect and change delayed tasks in Redis."""
+    if timeout is None:
+        return
+    if ctx.invoked_subcommand in _ENDLESS:
+        raise click.UsageError(f"--timeout does not apply to {ctx.invoked_subcommand}, which runs until you stop it")
+    from celery_delayq.basics.deadline import within
+
+    ctx.with_resource(within(timeout))

@@ -47,7 +47,7 @@ class _Words(NamedTuple):
 _WORDS: dict[Action, _Words] = {
     "cancel": _Words("Cancel", " for good", "cancelling", "cancelled", "cancelled"),
     "reschedule": _Words("Reschedule", "", "rescheduling", "rescheduled", "rescheduled"),
-    "run_now": _Words("Move", " to their queues", "moving", "moved to their queues", "moved"),
+    "run_now": _Words("Queue", " now", "queueing", "queued", "moved"),
 }
 
 #: Which tasks a command changes, and how; see `_act`.
@@ -212,5 +212,5 @@ def _change(
             on_progress(len(answers), len(wanted))
     for task_id, waited in answers.items():
         if not waited:
-            say(f"Error: {not_waiting(task_id, ready)}", err=True)
+            say(f"Error: {not_waiting(task_id, ready, can_be_ready=done == _WORDS['cancel'].done)}", err=True)
     say_changed(ctx, answers, done, "task", as_json)

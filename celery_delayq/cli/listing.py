@@ -78,14 +78,20 @@ def ready_option(text: str) -> Decorator:
     return click.option("--ready", is_flag=True, help=text)
 
 
-def not_waiting(task_id: str, ready: bool) -> str:
-    """Return the message for a task that is not waiting; with `ready`, that is not in a queue either."""
+def not_waiting(task_id: str, ready: bool, *, can_be_ready: bool = True) -> str:
+    """Return the message for a task that is not waiting.
+
+    Args:
+        task_id: its id.
+        ready: whether it is not in a queue either.
+        can_be_ready: whether the command has the option `--ready`.
+    """
     if ready:
         return f"task {task_id} is neither waiting nor in a queue: a worker has it or had it, or it was cancelled"
+    hint = " (--ready looks there, too)" if can_be_ready else ""
     return (
-        f"task {task_id} is not waiting: it may be in its queue or with a worker, may have run, may have been "
-        "cancelled, or was never delayed; a task that Java offered is not found by its id, but by `cancel --task` and "
-        "`--text`"
+        f"task {task_id} is not waiting: it may be in its queue{hint} or with a worker, have run, have been cancelled, "
+        "or have never been delayed"
     )
 
 
@@ -185,3 +191,5 @@ def show(ctx: click.Context, task_id: str, ready: bool, with_body: bool, as_json
     if not as_json:
         fields["time_left"] = shown_span(task.time_left)
     print_details(fields, as_json)
+    if task.state == "ready" and not as_json:
+        say(f"It is in its queue. To cancel it: `delayq cancel {task.id} --ready`", err=True)

@@ -42,7 +42,7 @@ def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
         # In a thread: `shutdown` waits for the loop that this handler interrupts.
         signal.signal(number, lambda *_: threading.Thread(target=server.shutdown).start())
     shown = f"[{host}]" if ":" in host else host
-    say(f"Serving metrics of {uri} at http://{shown}:{server.server_port}/metrics. Press Ctrl-C to stop.", err=True)
+    say(f"Serving metrics of {uri} at http://{shown}:{server.server_port}/metrics (Press Ctrl-C to stop)", err=True)
     with server:
         server.serve_forever()
     source.close()

@@ -279,7 +279,7 @@ def _sentence(row: dict[str, Any], codec: str) -> str:
     taken = plural(row["taken"], "entry", "entries")
     if row["task"] is None:
         what = "would" if row["dry_run"] else "will"
-        return f"{row['list']}: {taken} {what} be moved to their list when due."
+        return f"{row['list']}: {taken} {what} be moved to the list when due."
     what = "would turn into" if row["dry_run"] else "turned into"
     left = f" Not {codec}, so left there: {plural(row['left'], 'entry', 'entries')}." if row["left"] else ""
     return f"{row['list']}: {taken} {what} {row['task']}.{left}"

@@ -1,4 +1,4 @@
-"""`celery -A app delayq pause` and `resume`: let workers fetch nothing from a queue, and again."""
+"""`celery -A app delayq pause` and `resume`: stop workers from fetching from a queue, and let them again."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ _queues = click.argument("queues", nargs=-1, required=True, metavar="QUEUE...", 
 @_queues
 @json_option
 def pause(ctx: click.Context, queues: tuple[str, ...], as_json: bool) -> None:
-    """Let workers fetch no tasks from queues, until `resume`.
+    """Stop workers from fetching tasks from queues, until `resume`.
 
-    Workers that start later keep to it, too. Tasks that a worker has received already run, and delayed tasks go on
-    becoming ready. `status` shows which queues are paused.
+    This also holds for workers that start later. Tasks that a worker has already received still run. Delayed tasks
+    still move to their queues when they are due. `status` shows which queues are paused.
     """
     with inspecting(ctx.obj.app) as inspector:
         answers = {queue: inspector.pause(queue) for queue in dict.fromkeys(queues)}
-    _say(answers, "paused", "was paused already", as_json)
+    _say(answers, "paused", "is already paused", as_json)
 
 
 @command("resume")
@@ -35,7 +35,7 @@ def resume(ctx: click.Context, queues: tuple[str, ...], as_json: bool) -> None:
     """Let workers fetch from paused queues again."""
     with inspecting(ctx.obj.app) as inspector:
         answers = {queue: inspector.resume(queue) for queue in dict.fromkeys(queues)}
-    _say(answers, "resumed", "was not paused", as_json)
+    _say(answers, "resumed", "is not paused", as_json)
 
 
 def _say(answers: Mapping[str, bool], done: str, otherwise: str, as_json: bool) -> None:

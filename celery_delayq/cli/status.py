@@ -12,12 +12,19 @@ from rich.table import Table
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
 from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
+from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import SPAN, shown, shown_span
+from celery_delayq.health.advice import with_app
 from celery_delayq.inspector.away import LostQueue
 from celery_delayq.inspector.counts import Counts, QueueCounts, count
 
 #: Number columns: attributes of `QueueCounts`.
 _NUMBERS = ("ready", "delayed", "overdue", "in_flight", "dead", "failed")
+
+_NOTHING_YET = (
+    "Nothing here yet: no task is delayed, ready or in flight, and there are no dead letters. Delay a task with "
+    "`apply_async(countdown=60)`, and start a worker with `celery -A ... worker`."
+)
 
 #: Width of the longest bar.
 _BAR = 50
@@ -48,9 +55,12 @@ def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> 
         print_json(_as_json(counts))
     else:
         out = console()
-        out.print(queue_table(counts, out.width))
-        out.print()
-        out.print(histogram(counts))
+        if _is_empty(counts):
+            say(with_app(_NOTHING_YET))
+        else:
+            out.print(queue_table(counts, out.width))
+            out.print()
+            out.print(histogram(counts) if any(queue.delayed for queue in counts.queues) else "No task is delayed.")
     check_complete(counts.lost)
 
 
@@ -93,6 +103,15 @@ def queue_table(counts: Counts, width: int) -> Table:
             shown(counts.next_due, short=narrow),
         )
     return table
+
+
+def _is_empty(counts: Counts) -> bool:
+    """Return whether there is nothing yet: no message, and no worker that has moved any."""
+    return not (
+        counts.lost
+        or any(_totals(counts).values())
+        or any(queue.is_paused or queue.punctual for queue in counts.queues)
+    )
 
 
 def _is_cluster(counts: Counts) -> bool:

@@ -107,7 +107,7 @@ def transfer(ctx: click.Context, queues: str, loglevel: str) -> None:
         stop = Waker()
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, lambda *_: stop.wake())
-        say(f"Transferring delayed tasks of {transport.client.as_uri()}. Press Ctrl-C to stop.", err=True)
+        say(f"Transferring delayed tasks of {transport.client.as_uri()} (Press Ctrl-C to stop)", err=True)
         _transfer_until(stop, transport, settings)
     say(f"{plural(program.moved)} transferred.", err=True)
 

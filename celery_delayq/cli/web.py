@@ -66,7 +66,7 @@ def web(
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, stop)
     shown = f"[{host}]" if ":" in host else host
-    say(f"Showing {uri} at http://{shown}:{_port_of(serving)}/. Press Ctrl-C to stop.", err=True)
+    say(f"Showing {uri} at http://{shown}:{_port_of(serving)}/ (Press Ctrl-C to stop)", err=True)
     serving.run()
 
 

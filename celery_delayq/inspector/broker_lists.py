@@ -157,16 +157,22 @@ class BrokerLists:
         answered, lost = self.complete(dict(zip(lists, sizes, strict=True)), lost, partial=True)
         return {found: size for found, size in answered.items() if size}, lost
 
+    def of_all_priorities(self, *queues: str) -> tuple[list[BrokerList], Lost]:
+        """Return the lists that are known, and those of the other priorities of their queues; see `known`.
+
+        Such a list may have ready messages, although it never had a delayed one.
+        """
+        known, lost = self.known(*queues)
+        others = (name for queue in {found.queue for found in known} for name in self.channel.broker_lists(queue))
+        return sorted({*known, *map(self.parse, others)}), lost
+
     def ready(self, *queues: str) -> tuple[dict[BrokerList, int | Exception], Lost]:
         """Return the lists of all known queues with the numbers of their messages, or errors; and what is lost.
 
         Args:
             queues: see `known`.
         """
-        known, lost = self.known(*queues)
-        # Some lists of a queue may never have had a delayed message.
-        others = (name for queue in {found.queue for found in known} for name in self.channel.broker_lists(queue))
-        lists = sorted({*known, *map(self.parse, others)})
+        lists, lost = self.of_all_priorities(*queues)
         with self.asking.pipeline(transaction=False) as pipe:
             for found in lists:
                 pipe.llen(found.name)

@@ -82,7 +82,7 @@ def count(lists: BrokerLists, *, span: Span, buckets: int, partial: bool = False
     edges_of(0, span, buckets)  # fails before anything is asked
     now_ms = lists.now_ms()
     edges = edges_of(now_ms + 1, span, buckets)
-    known, lost = lists.known()
+    known, lost = lists.of_all_priorities()
     known.sort(key=lambda broker_list: broker_list.queue)
     replies = lists.measure(known, now_ms)
     waiting = [one for one, reply in replies.items() if isinstance(reply, Measured) and reply.delayed]

@@ -14,8 +14,10 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
-from tests.cli.running import Command, failed, run
+from tests.brokers import Server
+from tests.cli.running import Command, failed, is_wrong_use, run
 from tests.integration.publishing import publish
+from tests.integration.test_redis_is_away import hanging, processes
 from tests.worker_app import make_app
 from tests.workers import CeleryCommand
 
@@ -162,6 +164,20 @@ def test_a_connection_that_is_lost(app: Celery, command: Command, monkeypatch: p
         "://",
         "gone; run the command again to make sure",
     )
+
+
+@calls([["status"], ["list"], ["dead", "list"], ["schedule", "list"], ["cancel", "an-id"]])
+def test_a_server_that_hangs(broker_server: Server, broker_url: str, ledger_url: str, call: list[str]) -> None:
+    app = make_app(broker_url, ledger_url, broker_transport_options={"socket_timeout": 600.0})
+    with hanging(*processes(broker_server)):
+        failed(run(app, "--timeout", "0.2", *call), "onnect")
+
+
+def test_a_timeout_that_is_none(command: Command) -> None:
+    assert command("--timeout", "60", "status").code == 0
+    is_wrong_use(command("--timeout", "0", "status"), "--timeout")
+    for endless in (["transfer"], ["top", "--once"], ["metrics"], ["web"]):
+        is_wrong_use(command("--timeout", "5", *endless), f"--timeout does not apply to {endless[0]}")
 
 
 @calls(OF_A_QUEUE)

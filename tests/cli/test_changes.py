@@ -38,6 +38,7 @@ class TestCancel:
         assert done.code == 1
         assert done.lines() == [{"id": "nobody", "done": False}, {"id": task_id, "done": True}]
         assert done.stderr.startswith("Error: task nobody is not waiting: it may be in its queue")
+        assert ("--ready" in done.stderr) == (verb == ["cancel"])
 
     def test_hundreds(self, app: Celery, command: Command) -> None:
         ids = [publish(app) for _ in range(250)]
@@ -150,7 +151,7 @@ class TestReschedule:
 
 def test_run_now(app: Celery, waiting: DelayedQueue, command: Command) -> None:
     ids = [publish(app), publish(app)]
-    assert command("run-now", *ids).stdout == "2 tasks moved to their queues.\n"
+    assert command("run-now", *ids).stdout == "2 tasks queued.\n"
     assert [message["headers"]["id"] for message in ready(waiting.client)] == ids
     again = command("run-now", *ids)
     assert again.code == 1
@@ -166,7 +167,7 @@ class TestUpdate:
         found = {task.id: task for task in app.delayq.iter_scheduled()}
         assert [(found[one].args_text, found[one].kwargs_text, found[one].priority) for one in ids] == [
             ("()", "{'value': 1}", 9),
-            ("['new']", "{}", 9),
+            ("('new',)", "{}", 9),
         ]
 
     @pytest.mark.parametrize(
@@ -196,7 +197,7 @@ COMMANDS = [
         "rescheduled",
         "rescheduled",
     ),
-    (["run-now"], "Move 1 task to their queues?", "moved to their queues", "moved"),
+    (["run-now"], "Queue 1 task now?", "queued", "moved"),
 ]
 
 

@@ -154,6 +154,7 @@ class TestReady:
         task_id = app.tasks["note"].delay().id
         (shown,) = command("show", task_id, "--ready", "--json").json()
         assert (shown["id"], shown["state"]) == (task_id, "ready")
+        assert f"To cancel it: `delayq cancel {task_id} --ready`" in command("show", task_id, "--ready").stderr
         failed(command("show", "nobody", "--ready"), "task nobody is neither waiting nor in a queue", "a worker has it")
 
 
@@ -198,8 +199,9 @@ class TestShow:
                 "in its queue",
                 "have run",
                 "been cancelled",
-                "a task that Java offered",
+                "--ready looks there",
             )
+            assert "Java" not in command("show", task_id).stderr
             assert command("show", task_id, "--json").stdout == ""
 
 

@@ -13,13 +13,13 @@ pytestmark = pytest.mark.on_cluster
 
 def test_a_queue_is_paused_and_resumed(app: Celery, waiting: DelayedQueue, command: Command) -> None:
     assert command("pause", "celery").stdout == "celery: paused.\n"
-    assert command("pause", "celery").stdout == "celery: was paused already.\n"
+    assert command("pause", "celery").stdout == "celery: is already paused.\n"
     assert app.delayq.paused() == ["celery"]
     assert "celery (paused)" in command("status").stdout
     assert [queue["paused"] for queue in command("status", "--json").json()[0]["queues"]] == [True]
     assert "Queue 'celery' is paused: workers fetch nothing from it." in command("check").stdout
     assert command("resume", "celery", "--json").json() == [{"queue": "celery", "done": True}]
-    assert command("resume", "celery").stdout == "celery: was not paused.\n"
+    assert command("resume", "celery").stdout == "celery: is not paused.\n"
     assert "paused" not in command("status").stdout
 
 

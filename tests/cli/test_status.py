@@ -82,11 +82,28 @@ def test_tables(app: Celery, waiting: DelayedQueue, command: Command) -> None:
     assert done.stdout.count("█" * 50) == 2
 
 
-def test_nothing_waits(command: Command) -> None:
+def test_an_empty_system_says_what_to_do(command: Command) -> None:
     done = command("status")
-    assert row(done, "celery").count("0") == 5
-    assert row(done, "later") == ["later", "0"]
-    assert "█" not in done.stdout
+    assert done.code == 0
+    assert done.stdout.startswith("Nothing here yet: no task is delayed, ready or in flight")
+    assert "countdown=60" in done.stdout
+    assert "celery -A ... worker" in done.stdout
+    assert command("status", "--json").json()[0]["totals"]["delayed"] == 0
+
+
+def test_no_histogram_of_zeros(app: Celery, waiting: DelayedQueue, command: Command) -> None:
+    put(waiting, b"ready")
+    done = command("status")
+    assert row(done, "celery")[1:3] != ["0", "0"]
+    assert done.stdout.endswith("No task is delayed.\n")
+
+
+def test_ready_tasks_of_another_priority_are_counted(app: Celery, command: Command) -> None:
+    """Nothing but the delayed one is known of the queue: the app does not have it."""
+    publish(app, queue="elsewhere", priority=3)
+    app.tasks["note"].apply_async(queue="elsewhere", priority=9)
+    (found,) = (one for one in command("status", "--json").json()[0]["queues"] if one["queue"] == "elsewhere")
+    assert (found["delayed"], found["ready"]) == (1, 1)
 
 
 def test_spans_and_numbers_that_are_none(command: Command) -> None:
