@@ -16,6 +16,11 @@ def plural(number: int, noun: str = "task", nouns: str = "") -> str:
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {nouns or f'{noun}s'}"
 
 
+def how_to_install(extra: str, packages: str) -> str:
+    """Return how to install what an extra of this package needs. The package itself is not on an index."""
+    return f"pip install {packages}; or in a clone of celery_delayq, pip install '.[{extra}]'"
+
+
 def name_and_version(info: Mapping[str, Any]) -> str:
     """Return what a server is, such as `Redis 7.0.15` or `Valkey 9.1.2`.
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 from typing import Any
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.text import how_to_install
 
 __all__ = ["make_asgi_app", "make_wsgi_app"]
 
@@ -57,6 +58,6 @@ def endpoint_module() -> Any:
         if exc.name is None or exc.name.partition(".")[0] != "prometheus_client":
             raise
         raise ConfigurationError(
-            "metrics need prometheus_client: pip install 'celery_delayq[metrics]', or '.[metrics]' in a clone"
+            f"metrics need prometheus_client: {how_to_install('metrics', 'prometheus-client')}"
         ) from exc
     return endpoint

@@ -47,7 +47,7 @@ _CARRIED = {
 
 _HOW_TO_GET_ONE = (
     "Install one (apt-get install redis-server, brew install redis, "
-    "or pip install 'celery-delayq[server]'), or name one in REDIS_SERVER."
+    "or in a clone of celery_delayq, pip install '.[server]'), or name one in REDIS_SERVER."
 )
 
 

