@@ -99,9 +99,9 @@ def release(ctx: click.Context, queue: str | None, yes: bool, as_json: bool) -> 
 
     This is the way back to stock Celery. The tasks keep their etas.
 
-    Switch producers to redis:// first: nobody would transfer what they still delay. Then stop all workers. Workers with
-    this package would delay the released tasks again, and stock workers would hold them in memory until they are due.
-    Then run this command, and start the workers with the redis:// URL.
+    First switch producers to redis://, because tasks that they still delay would not be moved. Then stop all workers:
+    those with this package would delay the released tasks again, and stock workers would hold them in memory until they
+    are due. Then run this command, and start the workers with the redis:// URL.
     """
     with inspecting(ctx.obj.app) as inspector:
         inspector.check_queue(queue)

@@ -161,7 +161,7 @@ def _change_matching(
     if not (chunk.changed or chunk.late or chunk.refused):
         check_task(ctx.obj.app, criteria.task)
     if chunk.refused:
-        say(f"cannot reschedule {plural(chunk.refused)} of another program: cancel or run them", err=True)
+        say(f"cannot reschedule {plural(chunk.refused)} of another program: cancel them, or run them now", err=True)
     if as_json:
         matched = chunk.changed + chunk.late + chunk.refused
         print_json({words.name: 0 if dry_run else chunk.changed, "matched": matched, "dry_run": dry_run})

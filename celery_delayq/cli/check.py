@@ -23,7 +23,7 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 
 
 @command("check")
-@click.option("--strict", is_flag=True, help="Exit with 1 also if there are only warnings.")
+@click.option("--strict", is_flag=True, help="Exit with 1 even if there are only warnings.")
 @click.option(
     "--max-overdue",
     type=SPAN,
@@ -32,7 +32,7 @@ _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level
 )
 @json_option
 def check(ctx: click.Context, strict: bool, max_overdue: timedelta | None, as_json: bool) -> None:
-    """Check servers, permissions, clocks, settings, and who runs.
+    """Check servers, permissions, clocks, settings, and which processes run.
 
     Each line is ok, a note, a warning or an error, with what to do. The exit code is 1 if there is an error. Nothing is
     changed.

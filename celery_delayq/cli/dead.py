@@ -58,8 +58,8 @@ _queue_argument: Decorator = click.argument("queue", shell_complete=complete_que
 _filters: Decorator = several(
     click.option("--reason", type=click.Choice(REASONS), help="Only those with this reason."),
     click.option("--task", help="Only tasks of this name."),
-    click.option("--after", metavar="TIME", type=WHEN, help="Only those set aside at this time or later."),
-    click.option("--before", metavar="TIME", type=WHEN, help="Only those set aside before this time."),
+    click.option("--after", metavar="TIME", type=WHEN, help="Only those that died at this time or later."),
+    click.option("--before", metavar="TIME", type=WHEN, help="Only those that died before this time."),
     click.option("--text", help="Only those whose arguments or error contain this text."),
 )
 
@@ -131,10 +131,10 @@ def table_of(rows: Iterable[dict[str, Any]], width: int, title: str | None = Non
     if not narrow:
         add_columns(table, "error")
         add_columns(table, "deliveries", right=True, firm=True)
-        add_columns(table, "set aside (UTC)", firm=True)
+        add_columns(table, "dead since (UTC)", firm=True)
     for row in rows:
         error, runs = text(row["error"] or ""), text(row["deliveries"])
-        rest = () if narrow else (error, runs, text(shown(datetime.fromisoformat(row["at"]), short=True)))
+        rest = () if narrow else (error, runs, text(shown(datetime.fromisoformat(row["at"]))[:-3]))
         task = text(short_name(row["task"]) if narrow else row["task"], one_line=narrow)
         table.add_row(text(row["id"]), text(row["task_id"]), task, text(row["reason"]), *rest)
     return table

@@ -15,13 +15,13 @@ from celery_delayq.metrics.source import Source, Unavailable
 
 @command("metrics")
 @click.option("--host", default="0.0.0.0", show_default=True, help="Address to listen on; 127.0.0.1 for this machine.")
-@click.option("--port", type=click.IntRange(0, 65535), default=9808, show_default=True, help="0: any free one.")
-@click.option("--once", is_flag=True, help="Print the metrics once, and end.")
+@click.option("--port", type=click.IntRange(0, 65535), default=9808, show_default=True, help="0: any free port.")
+@click.option("--once", is_flag=True, help="Print the metrics once, and exit.")
 def metrics(ctx: click.Context, host: str, port: int, once: bool) -> None:
     """Serve metrics for Prometheus over HTTP.
 
-    Each request reads Redis, so one such process is enough for all workers, and no worker needs to run. Everybody who
-    can reach the port may read. While Redis is away, requests are answered with 503. SIGINT or SIGTERM ends it.
+    Each request reads Redis, so one such process is enough for all workers, and no worker needs to run. Anyone who can
+    reach the port can read the metrics. While Redis is down, requests get the answer 503. SIGINT or SIGTERM stops it.
     """
     endpoint = endpoint_module()
     source = Source(ctx.obj.app)

@@ -105,8 +105,8 @@ def adopt(
     Without --task, workers and `delayq transfer` will move the entries to their lists when they are due. With --task,
     each entry becomes a Celery task with the same due time.
 
-    You can interrupt this command and run it again: no entry is lost. None is taken twice either, if you do so within
-    ten minutes; later, up to 16 may be.
+    You can interrupt this command and run it again: no entry is lost. Within ten minutes, none is taken twice either;
+    later, up to 16 may be.
     """
     app = ctx.obj.app
     if bool(queues) == everything:

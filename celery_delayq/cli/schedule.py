@@ -173,8 +173,8 @@ def _say_if_unplanned(ctx: click.Context) -> None:
     """Warn if the workers of the app do not plan."""
     if not is_ours(ctx.obj.app):
         say(
-            "Warning: workers of this app do not plan it, so it runs only if another planner does. "
-            'To let them, set beat_scheduler = "celery_delayq.beat:Scheduler", and restart them.',
+            "Warning: the workers of this app run no periodic tasks, so it runs only if another app's do. "
+            'To change that, set beat_scheduler = "celery_delayq.beat:Scheduler", and restart the workers.',
             err=True,
         )
 
@@ -203,7 +203,7 @@ def _simple(name: str, done: str, help: str, *, needs_planner: bool = False) -> 
 
 
 _simple("remove", "removed", "Remove a periodic task that was added at run time.")
-_simple("pause", "paused", "Pause a periodic task, and withdraw its pending occurrence.")
+_simple("pause", "paused", "Pause a periodic task, and cancel its pending run.")
 _simple("resume", "resumed", "Resume a paused periodic task.", needs_planner=True)
 
 

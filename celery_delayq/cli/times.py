@@ -37,10 +37,7 @@ def at(when: datetime | timedelta | None, now_ms: int) -> datetime | None:
 
 
 def shown(when: datetime | None, *, short: bool = False) -> str:
-    """Return a time as text, in UTC, to the second. The short form has no seconds, and no year if it is this year."""
+    """Return a time as text, in UTC, to the second. The short form has no year and no seconds."""
     if when is None:
         return "-"
-    when = when.astimezone(timezone.utc)
-    if not short:
-        return when.strftime("%Y-%m-%d %H:%M:%S")
-    return when.strftime("%m-%d %H:%M" if when.year == datetime.now(timezone.utc).year else "%Y-%m-%d %H:%M")
+    return when.astimezone(timezone.utc).strftime("%m-%d %H:%M" if short else "%Y-%m-%d %H:%M:%S")

@@ -18,14 +18,14 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 
 @command("web")
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
-@click.option("--port", type=click.IntRange(0, 65535), default=5556, show_default=True, help="0: any free one.")
+@click.option("--port", type=click.IntRange(0, 65535), default=5556, show_default=True, help="0: any free port.")
 @click.option(
     "--password",
     envvar="DELAYQ_WEB_PASSWORD",
-    help="Ask for this password, with any user name. Better set it in the environment: other users see arguments.",
+    help="Ask for this password, with any user name. The environment is safer: other users can see arguments.",
 )
 @click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
-@click.option("--insecure", is_flag=True, help="Let everybody who can reach the port in, without a password.")
+@click.option("--insecure", is_flag=True, help="Ask for no password: anyone who can reach the port may change tasks.")
 @click.option("--allow-host", "hosts", multiple=True, help="A host name that the page answers for. May be repeated.")
 def web(
     ctx: click.Context,
@@ -36,16 +36,16 @@ def web(
     insecure: bool,
     hosts: tuple[str, ...],
 ) -> None:
-    """Serve a page that shows what waits, and lets you change it.
+    """Serve a web page that shows waiting tasks, and lets you change them.
 
-    It listens on this machine only. For another --host, give a password or say --insecure; then put a proxy with TLS in
-    front. No worker needs to run. SIGINT or SIGTERM ends it.
+    It listens on this machine only. For another --host, give a password or pass --insecure, and put a proxy with TLS in
+    front. No worker needs to run. SIGINT or SIGTERM stops it.
     """
     if password == "":
-        raise click.UsageError("the password is empty: give one, or none at all")
+        raise click.UsageError("the password is empty: set one, or leave the option out")
     if host not in _LOCAL and not password and not insecure:
         raise click.UsageError(
-            f"everybody who can reach {host} could change tasks: set DELAYQ_WEB_PASSWORD, or pass --insecure"
+            f"anyone who can reach {host} could change tasks: set DELAYQ_WEB_PASSWORD, or pass --insecure"
         )
     access, site_module, server = web_module("access"), web_module("site"), web_module("server")
     grant = "read" if read_only else "all"

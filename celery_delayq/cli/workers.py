@@ -1,4 +1,4 @@
-"""`celery -A app delayq workers`: who consumes which queues, and what they hold."""
+"""`celery -A app delayq workers`: which workers consume which queues, and what they hold."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from celery_delayq.cli.times import shown, shown_span
 from celery_delayq.inspector.consumers import Consumer, Consumers, consumers
 
 _NOBODY = (
-    "No worker with a delayq:// URL and DelayQ(app) consumes a queue. Stock workers, with redis://, have no leases, "
-    "and are not shown."
+    "No worker with a delayq:// URL and DelayQ(app) is running. Stock workers (redis://) have no leases, and are not "
+    "shown."
 )
 
 

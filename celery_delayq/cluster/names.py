@@ -81,7 +81,7 @@ def check_name(name: str, keyprefix: str = "") -> None:
     how = "with a whole hash tag"
     if shares_slot:
         why = f"its lists for priorities would be those of the queue {other!r}"
-        how = "that goes on after its hash tag"
+        how = "with more text after its hash tag"
     advice = f"Use a name without braces, or one {how}, such as '{{shop}}:orders'" if name else "Give the queue a name"
     raise ConfigurationError(f"{subject}{prefix} cannot be used on Redis Cluster: {why}. {advice}")
 

@@ -55,7 +55,7 @@ class Errands:
     def add(self, errand: Callable[[], object]) -> None:
         """Have something done soon. Never raises."""
         if len(self._todo) >= self._most:
-            logger.error("Too much is to be done: this is dropped: %r", errand)
+            logger.error("Too many errands are queued: dropped %r", errand)
             return
         self._todo.append(errand)
         self._begin()
@@ -81,7 +81,7 @@ class Errands:
                 try:
                     errand()
                 except BaseException:  # of a user's function
-                    logger.exception("An error of %r", errand)
+                    logger.exception("%r failed", errand)
         finally:
             self._is_at_work.release()
         self._begin()  # one may have come since

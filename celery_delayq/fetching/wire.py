@@ -211,7 +211,7 @@ class Wire:
         try:
             _, on_reply = self._missing.popleft()
         except IndexError:
-            raise exceptions.InvalidResponse(f"Redis sent a reply that nobody waits for: {reply!r:.100}") from None
+            raise exceptions.InvalidResponse(f"Redis sent an unexpected reply: {reply!r:.100}") from None
         on_reply(self._understood(reply) if isinstance(reply, exceptions.ResponseError) else reply)
 
     @property

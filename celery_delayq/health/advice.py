@@ -11,8 +11,8 @@ import click
 _ADVICE = (
     (
         re.compile("MISCONF|(unable|not able) to persist"),
-        "The disk of Redis is full, or not writable, so Redis refuses all writes. Read its log, and mend the disk: "
-        "Redis accepts writes after the next snapshot that succeeds.",
+        "The disk of Redis is full or not writable, so Redis refuses all writes. Read its log, and fix the disk: Redis "
+        "accepts writes again after the next successful snapshot.",
     ),
     (
         re.compile("WRONGPASS|NOAUTH|username-password pair|[Aa]uthentication required|called without any password"),

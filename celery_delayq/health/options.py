@@ -40,15 +40,15 @@ def check_options(app: Any) -> Iterator[Finding]:
         yield Finding(
             _CHECK,
             Level.WARNING,
-            f"Nothing reads the option {name!r} in broker_transport_options.",
+            f"Unknown option {name!r} in broker_transport_options: nothing reads it.",
             f"Did you mean {meant!r}?" if meant else "Remove it.",
         )
     if app.conf.broker_transport_options.get("retry_on_timeout"):
         yield Finding(
             _CHECK,
             Level.NOTE,
-            "The transport option retry_on_timeout has no effect: redis-py would send a command twice.",
-            "Remove it. Workers connect again by themselves, and publishers as their retry_policy says.",
+            "The transport option retry_on_timeout is ignored: with it, redis-py could send a command twice.",
+            "Remove it. Workers reconnect on their own, and publishers retry as their retry_policy says.",
         )
     if not (wrong or unknown):
         yield Finding(_CHECK, Level.OK, f"{described(app)}.")

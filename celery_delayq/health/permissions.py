@@ -33,8 +33,8 @@ UNKNOWN = re.compile(r"unknown command [`'](\w+)")
 
 #: What to do about that.
 RENAMED = (
-    "If its configuration has renamed or removed the command (rename-command), let an administrator take that line "
-    "out, and restart Redis."
+    "If its configuration renames or removes the command (rename-command), ask an administrator to remove that line "
+    "and restart Redis."
 )
 
 #: How many queues are named.
@@ -179,7 +179,7 @@ def check_permissions(
         elif UNKNOWN.search(error_of_multi):
             unknown = ["MULTI"]
         elif _NO_COMMAND.search(error_of_multi):
-            missing, again = ["+@transaction"], " Then check again: without it, nothing else can be asked."
+            missing, again = ["+@transaction"], " Then check again: without it, nothing else can be checked."
         else:
             yield not_checked(error_of_multi)
             return
@@ -189,8 +189,8 @@ def check_permissions(
         where = ", at each node" if server.in_cluster else ""
         rules = " ".join(missing)
         yield error(
-            f"The user {name} may not do all that workers and producers need.",
-            f"Let an administrator allow it, with the command below{where}.{again}",
+            f"The user {name} lacks permissions that workers and producers need.",
+            f"Ask an administrator to run the command below{where}.{again}",
             f"ACL SETUSER {name} {rules}",
         )
     for command in unknown:
@@ -198,7 +198,7 @@ def check_permissions(
         yield error(message, RENAMED)
     if not missing and not unknown:
         examined = _examined(queues)
-        yield ok(f"The user {name} may do all that workers and producers need{examined}.")
+        yield ok(f"The user {name} has all permissions that workers and producers need{examined}.")
 
 
 def _examined(queues: Sequence[str]) -> str:

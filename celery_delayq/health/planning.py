@@ -46,7 +46,8 @@ def check_planning(
             if entries is None
             else "Start a worker: `celery -A ... worker`; or beat: `celery -A ... beat`."
         )
-        yield error(f"Nobody plans {tasks}: no planner is subscribed.", advice)
+        do_not = plural(count, "periodic task does", "periodic tasks do")
+        yield error(f"{do_not} not run: no planner is subscribed.", advice)
     elif not failed:
         yield ok(f"{tasks}; {plural(planners, 'planner is', 'planners are')} subscribed.")
     if failed:

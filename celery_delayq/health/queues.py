@@ -1,4 +1,4 @@
-"""Whether somebody moves what becomes due, in time, and consumes what is ready; and whether messages were set aside.
+"""Whether due messages are moved in time, and ready ones consumed; and whether messages were set aside.
 
 What the checks need of a server is read once, in two round trips.
 """
@@ -25,8 +25,8 @@ from celery_delayq.queue.scripts import score_to_ms
 
 _START = "Start a worker: `celery -A ... worker`; or only the transfer: `celery -A ... delayq transfer`."
 
-#: They are what runs while nobody has moved in yet.
-_STOCK = "Stock workers, with redis://, do not transfer."
+#: They are what runs before the first worker of this package starts.
+_STOCK = "Stock workers (redis://) do not move delayed messages."
 
 #: In seconds. Above `LATE_S` a message is late: a loop that lost a notification is late by `delayq_transfer_interval`,
 #: which is 5 s, at most. Above `BROKEN_S` no transfer loop works.
@@ -114,13 +114,13 @@ def check_transfer(waiting: Waiting) -> Iterator[Finding]:
     if waiting.loops is None:
         yield not_checked("the user may not call PUBSUB NUMSUB")
     elif not waiting.loops:
-        message = "Nobody transfers due messages: no transfer loop is subscribed."
+        message = "No process moves due messages to their queues: no transfer loop is subscribed."
         yield (error if waiting.has_messages else warning)(message, f"{_START} {_STOCK}")
     elif waiting.untransferred:
         names = ", ".join(map(repr, sorted(waiting.untransferred)))
         yield error(
-            f"Nobody transfers the due messages of {names}: the transfer loops that are subscribed here are those of "
-            "other databases.",
+            f"No process moves the due messages of {names}: all transfer loops that are subscribed belong to other "
+            "databases.",
             _START,
         )
     else:
@@ -140,7 +140,7 @@ def check_overdue(waiting: Waiting, *, most_s: float | None = None) -> Iterator[
     for queue, (count, age_s) in late.items():
         yield (error if age_s > broken_s else warning)(
             f"{plural(count, 'message is', 'messages are')} overdue in queue {queue!r}, the oldest for {age_s:,.0f} s.",
-            "See whether a transfer loop runs, and its log.",
+            "Check that a worker or `celery -A ... delayq transfer` runs, and read its log.",
         )
     for queue, why in sorted(waiting.refused.items()):
         if most_s is None:
@@ -157,7 +157,7 @@ def check_paused(server: Server, *, keyprefix: str) -> Iterator[Finding]:
         for queue in sorted(paused(server.client, keyprefix)):
             yield warning(
                 f"Queue {queue!r} is paused: workers fetch nothing from it.",
-                f"To go on: `celery -A ... delayq resume {queue}`.",
+                f"To resume it: `celery -A ... delayq resume {queue}`.",
             )
 
 
@@ -166,8 +166,8 @@ def check_queues(waiting: Waiting) -> Iterator[Finding]:
     unconsumed = {queue: count for queue, count in waiting.ready.items() if queue not in waiting.consumed}
     for queue, count in sorted(unconsumed.items()):
         yield warning(
-            f"{plural(count, 'message is', 'messages are')} ready in queue {queue!r}, and nobody consumes it.",
-            f"Start a worker for it: `celery -A ... worker -Q {queue}`. Stock workers, with redis://, do not count.",
+            f"{plural(count, 'message is', 'messages are')} ready in queue {queue!r}, but no worker consumes it.",
+            f"Start a worker for it: `celery -A ... worker -Q {queue}`. Stock workers (redis://) are not seen.",
         )
     for queue, count in sorted(waiting.dead.items()):
         yield warning(

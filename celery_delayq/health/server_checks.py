@@ -94,13 +94,13 @@ def check_persistence(server: Server) -> Iterator[Finding]:
     elif info.get("rdb_last_bgsave_status", "ok") != "ok":
         yield _cannot_write(name, "save a snapshot")
     else:
-        yield ok(f"{name} saves snapshots; what came after the last one is lost in a crash.")
+        yield ok(f"{name} saves snapshots: a crash loses everything since the last one.")
 
 
 def _cannot_write(name: str, what: str) -> Finding:
     return error(
-        f"{name} could not {what}: a restart loses tasks, and it may refuse writes until it can.",
-        "See its log; its disk may be full.",
+        f"{name} could not {what}: a restart loses tasks, and it may refuse writes until that works again.",
+        "Read its log: its disk may be full.",
     )
 
 
@@ -177,12 +177,12 @@ def _replication_problems(server: Server, connected: int, replicas: int, has_sen
             "Start more replicas, or lower the option.",
         )
     takes_lost_tasks = (server.in_cluster or has_sentinel) and server.config("min-replicas-to-write") == "0"
-    cut_off = f"{name} has min-replicas-to-write 0: a master that is cut off from its replicas goes on to take tasks"
+    cut_off = f"{name} has min-replicas-to-write 0: a master that is cut off from its replicas keeps accepting tasks"
     if server.in_cluster:
         if server.config("cluster-require-full-coverage") == "yes":
             yield warning(
                 f"{name} has cluster-require-full-coverage yes: while one node is down, all nodes refuse everything.",
-                "Set it to no, so that the queues of the others go on.",
+                "Set it to no, so that queues on the other nodes keep working.",
             )
         if takes_lost_tasks and connected:
             yield note(f"{cut_off} for up to cluster-node-timeout, which are lost when a replica takes over.")

@@ -1,4 +1,4 @@
-"""All checks of an app: what `DelayQ.check` and `celery delayq check` find, also if the broker cannot be used."""
+"""All checks of an app: what `DelayQ.check` and `celery delayq check` find, even if the broker cannot be used."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PATIENCE_S = 2.0
 _REFUSED = re.compile(r"no permissions to run the '([\w|]+)' command")
 
 #: What to do if the server cannot be used, and does not say why.
-_NOTHING_KNOWN = "Check the broker URL, and whether the server runs: nothing works without it."
+_NOTHING_KNOWN = "Check the broker URL, and that the server runs: nothing works without it."
 
 
 def check_settings(app: Any) -> list[Finding]:
@@ -64,6 +64,6 @@ def _cannot(app: Any, exc: NoBroker) -> Finding:
         is_of_server = isinstance(exc.__cause__, (OperationalError, RedisError))
         advice = advice_for(message, _NOTHING_KNOWN if is_of_server else "")  # others say what to do
         return Finding("server", Level.ERROR, sentence(message), advice)
-    advice = "Let an administrator allow it, with the command below, and check again."
+    advice = "Ask an administrator to run the command below, and check again."
     user = app.connection_for_write().userid or "default"
     return Finding("server", Level.ERROR, sentence(message), advice, f"ACL SETUSER {user} +{refused[1]}")

@@ -69,7 +69,7 @@ _GAUGES: tuple[tuple[str, str, Callable[[_Lists], float | None]], ...] = (
     ("delayq_consumers", "Consumers whose leases last.", _consumers),
     (
         "delayq_ended_leases",
-        "Leases that ended, whose messages nobody recovered yet.",
+        "Leases that have ended, and whose messages are not recovered yet.",
         _sum(lambda one: sum(0 < ends_ms <= one.now_ms for ends_ms in one.leases.values())),
     ),
 )

@@ -159,7 +159,7 @@ class Flusher:
         reason = str(exc).rpartition(" of pipeline caused error: ")[2].rstrip(".")  # the command has a time in it
         if reason not in self._logged:
             self._logged.add(reason)
-            logger.warning("%s: %s. It is tried again every ten seconds; all else goes on", what, reason)
+            logger.warning("%s: %s. Retrying every ten seconds; nothing else is affected", what, reason)
 
 
 def _parts(numbers: dict[str, int]) -> list[dict[str, int]]:

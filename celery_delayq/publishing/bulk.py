@@ -12,6 +12,7 @@ from celery.utils import uuid
 from redis.exceptions import RedisError, ResponseError
 
 from celery_delayq.basics.errors import NotAllSent
+from celery_delayq.basics.text import plural
 from celery_delayq.publishing.naive import warn_of_naive
 from celery_delayq.publishing.template import PublishedTemplate, key_of
 from celery_delayq.transport import connected, is_in_memory
@@ -190,7 +191,7 @@ class _Sender:
 
 def _outcome(sent: int, failed: int, uncertain: int) -> str:
     """Return what happened to the tasks, as a sentence."""
-    first = {0: "No task was sent", 1: "1 task was sent"}.get(sent, f"{sent} tasks were sent")
+    first = f"{plural(sent, 'task was', 'tasks were')} sent" if sent else "No task was sent"
     failures = [f"{failed} failed"] if failed else []
     doubts = [f"{uncertain} {'is' if uncertain == 1 else 'are'} uncertain"] if uncertain else []
     *start, last = (first, *failures, *doubts)

@@ -104,8 +104,8 @@ class Refusals:
         self._lasting.add(which)
         if is_new:
             logger.warning(
-                "Redis%s refuses something for now: %s. Nothing is lost: this process keeps what it has, does what "
-                "Redis still allows, and tries the rest again until Redis accepts it",
+                "Redis%s refuses some commands for now: %s. Nothing is lost: this process keeps what it has, does what "
+                "Redis still allows, and retries the rest until Redis accepts it",
                 f" node {node}" if node else "",
                 text,
             )
@@ -126,7 +126,7 @@ class Refusals:
             if node == str(home or "") and (has_added or word != "OOM"):
                 self._lasting.discard((node, word))
                 self._met_at[node, word] = time.monotonic()
-                logger.info("Redis%s has stopped refusing (%s)", f" node {node}" if node else "", word)
+                logger.info("Redis%s accepts commands again (%s is over)", f" node {node}" if node else "", word)
 
 
 #: Those of this process.

@@ -174,8 +174,8 @@ def put_keyed(
             channel.delayed_queue(offered.broker_list).amend(entry, later, eta=eta)
     if offered.outcome == "repeated":
         raise ValueError(
-            f"a task with the id {headers['id']!r} waits in {without_priority(broker_list)!r} already, with another "
-            f"unique key than {claiming.claim.key!r}, or with none: give each task an id of its own"
+            f"a task with the id {headers['id']!r} already waits in {without_priority(broker_list)!r}, with another "
+            f"unique key than {claiming.claim.key!r}, or with none: give each task its own id"
         )
     claiming.offered = offered
 

@@ -148,7 +148,7 @@ class NodeFetchers(Fetchers):
         if self._fetchers.get(fetcher.server) is not fetcher:
             return
         logger.warning(
-            "Redis node %s is lost: %s. Its queues wait; those of other nodes go on",
+            "Redis node %s is lost: %s. Its queues wait until it is back; other queues are not affected",
             fetcher.server,
             str(exc).rstrip("."),
         )

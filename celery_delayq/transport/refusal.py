@@ -69,7 +69,7 @@ class Refusal:
             self._of_invalid_task(consumer, tag, payload, error)
             self._channel.qos.forget(tag)
         else:
-            logger.error("Task %r[%r] raised an error outside of its own code: %s", *_names(payload), error)
+            logger.error("Task %r[%r] raised an error outside its own code: %s", *_names(payload), error)
         return True
 
     def to_message(self, payload: dict[str, Any]) -> Any:

@@ -53,7 +53,7 @@ class Replicas:
             return
         have = f"{reply} of {self.count} replicas have it" if isinstance(reply, int) else f"Redis cannot wait: {reply}"
         raise NotReplicated(
-            f"it is stored, but nobody knows whether it survives if the Redis master dies ({have} after "
+            f"it is stored, but may be lost if the Redis master dies now ({have} after "
             f"{self.timeout_ms / 1000:g} s). Check the replicas of this Redis, or lower the transport option replicas"
         )
 

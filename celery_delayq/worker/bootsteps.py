@@ -116,7 +116,7 @@ class Transfer(bootsteps.StartStopStep):
         transport.program = self._program
         if "visibility_timeout" in consumer.connection.transport_options:
             logger.info(
-                "Leases of %g s, which a living worker renews, replace visibility_timeout. It concerns only messages "
+                "Leases of %g s, which running workers renew, replace visibility_timeout: it only applies to messages "
                 "that workers with kombu's own transport left behind.",
                 transport.options["lease"],
             )

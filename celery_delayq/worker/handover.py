@@ -94,7 +94,7 @@ class Handover:
                 if isinstance(message.channel, DelayedChannel):
                     message.channel.qos.forget(message.delivery_tag)
                 raise TaskRevokedError(
-                    "others have taken it over"
+                    "other workers have taken it over"
                 )  # Celery gives its place in the pool to the next one
             _wait_until_due(message)
             self._on_begin(message)

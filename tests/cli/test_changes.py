@@ -247,7 +247,7 @@ def test_tasks_of_other_programs_are_not_rescheduled(app: Celery, waiting: Delay
     waiting.client.zadd(waiting.keys.timeout_set, {codec.pack(b"12345678", b"java"): FAR})
     done = command("reschedule", "--all", "--countdown", "1h", "--yes")
     assert (done.code, done.stdout) == (1, "1 task rescheduled.\n")
-    assert done.stderr == "cannot reschedule 1 task of another program: cancel or run them\n"
+    assert done.stderr == "cannot reschedule 1 task of another program: cancel them, or run them now\n"
 
 
 def test_show_needs_an_id(command: Command) -> None:

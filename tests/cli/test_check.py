@@ -68,7 +68,7 @@ class TestNobodyRuns:
         assert only(done, "transfer")["level"] == "warning"
         assert only(done, "transfer")["advice"] == (
             "Start a worker: `celery -A ... worker`; or only the transfer: `celery -A ... delayq transfer`. Stock "
-            "workers, with redis://, do not transfer."
+            "workers (redis://) do not move delayed messages."
         )
         assert only(done, "persistence")["level"] == "warning"
         for check in ("settings", "permissions", "overdue", "planner", "memory", "replicas"):
@@ -132,7 +132,7 @@ def test_a_worker_that_plans(
     app.delayq.schedule.add("tick", "note", 3600)
     finding = only(command("check", "--json"), "planner")
     assert finding["level"] == "error"
-    assert "Nobody plans 1 periodic task" in finding["message"]
+    assert "1 periodic task does not run" in finding["message"]
     assert "beat_scheduler" in finding["advice"]
     conf = {"beat_scheduler": "celery_delayq.beat:Scheduler"}
     with Worker(broker=broker_url, ledger=ledger.url, conf=conf) as worker:
@@ -165,7 +165,7 @@ def test_an_invalid_entry_is_reported_once(
         lines = found(run(app, "check", "--json"), "planner")
     assert [line["level"] for line in lines] == ["error", "error"]
     assert "'bad' is invalid" in lines[0]["message"]
-    assert "Nobody plans 1 periodic task" in lines[1]["message"]
+    assert "1 periodic task does not run" in lines[1]["message"]
 
 
 @pytest.mark.one_server
@@ -195,7 +195,7 @@ def test_an_invalid_entry_is_said_once(
         messages = [line["message"] for line in found(run(app, "check", "--json"), "planner")]
     assert len(messages) == 2
     assert messages[0].startswith("The periodic task 'bad' is invalid")
-    assert messages[1].startswith("Nobody plans 1 periodic task:")
+    assert messages[1].startswith("1 periodic task does not run:")
 
 
 class TestOverdue:
@@ -307,7 +307,7 @@ def test_general_advice_is_only_for_a_server_that_does_not_answer(ledger_url: st
     with publisher(url, ledger_url) as app:
         done = run(app, "check", "--json")
     advice = only(done, "server")["advice"]
-    assert advice == ("Check the broker URL, and whether the server runs: nothing works without it." if general else "")
+    assert advice == ("Check the broker URL, and that the server runs: nothing works without it." if general else "")
 
 
 @pytest.mark.one_server
@@ -351,7 +351,7 @@ def test_a_server_that_cannot_save_is_a_line(ledger_url: str) -> None:
         server.kill()  # it would not stop without saving
     assert done.code == 1
     assert "MISCONF" in only(done, "server")["message"]
-    assert only(done, "server")["advice"].startswith("The disk of Redis is full, or not writable")
+    assert only(done, "server")["advice"].startswith("The disk of Redis is full or not writable")
 
 
 @pytest.mark.one_server
@@ -473,7 +473,7 @@ class TestQueuesOfTheRights:
         """One right is for the keys of all queues then."""
         options = {"broker_transport_options": {"global_keyprefix": "shop:"}}
         finding = self.permissions(broker_server, ledger_url, "~shop:*", **options)
-        assert finding["message"] == "The user shop may do all that workers and producers need."
+        assert finding["message"] == "The user shop has all permissions that workers and producers need."
 
 
 @pytest.mark.one_server
@@ -483,7 +483,7 @@ def test_python_gets_a_finding_if_the_server_is_away() -> None:
     (finding,) = (it for it in findings if it.level is Level.ERROR)
     assert finding.check == "server"
     assert "Connection refused" in finding.message
-    assert finding.advice == "Check the broker URL, and whether the server runs: nothing works without it."
+    assert finding.advice == "Check the broker URL, and that the server runs: nothing works without it."
 
 
 @pytest.mark.one_server

@@ -26,9 +26,9 @@ def warnings(command: Command, check: str) -> list[str]:
 
 def test_ready_messages_that_nobody_consumes(waiting: DelayedQueue, command: Command) -> None:
     publish(waiting, *(b"ready %d" % number for number in range(10)))
-    assert warnings(command, "queues") == ["10 messages are ready in queue 'celery', and nobody consumes it."]
+    assert warnings(command, "queues") == ["10 messages are ready in queue 'celery', but no worker consumes it."]
     lease(waiting, "ended", ms_left=-1000)
-    assert warnings(command, "queues") == ["10 messages are ready in queue 'celery', and nobody consumes it."]
+    assert warnings(command, "queues") == ["10 messages are ready in queue 'celery', but no worker consumes it."]
     lease(waiting, "worker")
     assert warnings(command, "queues") == []
 

@@ -74,8 +74,8 @@ def test_what_consumers_are_called_cannot_dress_up(waiting: DelayedQueue, comman
 def test_nobody_is_no_error(command: Command) -> None:
     done = command("workers")
     said = (
-        "No worker with a delayq:// URL and DelayQ(app) consumes a queue. Stock workers, with redis://, have no "
-        "leases, and are not shown.\n"
+        "No worker with a delayq:// URL and DelayQ(app) is running. Stock workers (redis://) have no leases, and are "
+        "not shown.\n"
     )
     assert (done.code, done.stdout, done.stderr) == (0, "", said)
     done = command("workers", "--json")

@@ -68,14 +68,14 @@ def test_a_running_worker_stays_connected_and_says_it_in_one_line(
         wait_until(lambda: ledger.runs(), "the first runs")
         ids.append(app.tasks["note"].apply_async(countdown=1).id)
         with refusing(client, word, LEASE_S * 1.5):
-            worker.wait_for_log(f"Redis refuses something for now: {word} ")
+            worker.wait_for_log(f"Redis refuses some commands for now: {word} ")
             open_gate(ledger)
             wait_until(lambda: ledger.has(ids if word == "OOM" else ids[:1]), "what may run does")
         ids.append(app.send_task("gated_late").id)
         wait_until(lambda: ledger.has(ids), "all ran")
         wait_until(lambda: in_flight(client) == 0, "all are acknowledged")
         if word != "OOM":
-            worker.wait_for_log(f"Redis has stopped refusing ({word})")
+            worker.wait_for_log(f"Redis accepts commands again ({word} is over)")
         assert sorted(run.task_id for run in ledger.runs()) == sorted(ids)
         assert len(complaints(worker)) == 1, worker.log
 
@@ -144,7 +144,7 @@ def test_a_queue_that_is_no_longer_consumed_is_left_afterwards(
         wait_until(lambda: client.exists(QueueKeys.of("other").consumers), "it consumes")
         with refusing(client, "NOREPLICAS", 2):
             app.control.cancel_consumer("other")
-            worker.wait_for_log("Redis refuses something for now: NOREPLICAS ")
+            worker.wait_for_log("Redis refuses some commands for now: NOREPLICAS ")
         wait_until(lambda: not client.exists(QueueKeys.of("other").consumers), "it has left")
         assert len(complaints(worker)) == 1, worker.log
 
@@ -159,7 +159,7 @@ def test_periodic_tasks_go_on_and_it_is_said_once_for_all(broker_url: str, clien
     with long_worker(broker=broker_url, ledger=ledger, conf=conf) as worker:
         wait_until(lambda: ran() == entries.keys(), "all run")
         with refusing(client, "NOREPLICAS", 2):
-            worker.wait_for_log("Redis refuses something for now: NOREPLICAS ")
+            worker.wait_for_log("Redis refuses some commands for now: NOREPLICAS ")
         ledger.clear()
         wait_until(lambda: ran() == entries.keys(), "all run again")
         assert len(complaints(worker)) == 1, worker.log
@@ -171,6 +171,6 @@ def test_an_answer_to_remote_control_that_is_refused_is_left_out(
     with worker_at(broker_url, ledger) as worker:
         with refusing(client, "OOM"):
             assert app.control.ping(timeout=0.5) == []
-            worker.wait_for_log("Redis refuses something for now: OOM ")
+            worker.wait_for_log("Redis refuses some commands for now: OOM ")
         assert wait_until(lambda: app.control.ping(timeout=0.5), "it answers again")
         assert len(complaints(worker)) == 1

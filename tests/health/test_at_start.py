@@ -77,7 +77,8 @@ def test_options_that_nothing_reads_are_warned_of(
     assert first.getMessage().endswith("All options have their defaults.")
     assert (second.levelname, second.getMessage()) == (
         "WARNING",
-        "Nothing reads the option 'visibilty_timeout' in broker_transport_options. Did you mean 'visibility_timeout'?",
+        "Unknown option 'visibilty_timeout' in broker_transport_options: nothing reads it. "
+        "Did you mean 'visibility_timeout'?",
     )
 
 

@@ -266,6 +266,6 @@ def test_an_option_that_nothing_reads_is_reported_at_start(broker_url: str, ledg
     conf = {"broker_transport_options": {"visibilty_timeout": 60}}
     with Worker(broker=broker_url, ledger=ledger.url, conf=conf) as worker:
         worker.wait_for_log(
-            "WARNING/MainProcess] Nothing reads the option 'visibilty_timeout' in broker_transport_options. "
+            "WARNING/MainProcess] Unknown option 'visibilty_timeout' in broker_transport_options: nothing reads it. "
             "Did you mean 'visibility_timeout'?"
         )

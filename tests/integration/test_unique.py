@@ -275,7 +275,7 @@ class TestWrong:
 
     def test_an_id_that_waits_already(self, remind: Any, waiting: DelayedQueue) -> None:
         remind.apply_async(("a",), countdown=600, task_id="mine")
-        with pytest.raises(ValueError, match="the id 'mine' waits in 'celery' already, with another unique key than"):
+        with pytest.raises(ValueError, match="the id 'mine' already waits in 'celery', with another unique key than"):
             remind.apply_async(("b",), countdown=600, task_id="mine", unique=KEY)
 
     @pytest.mark.one_server("kombu has no transport of its own for a cluster")

@@ -158,7 +158,7 @@ def test_a_full_server_is_said_once_and_its_metrics_are_added_later(
         for _ in range(3):
             flusher.flush(client)
             recorder.add("another", "x")
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["Redis refuses something for now"]
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["Redis refuses some commands for now"]
     flusher.flush(client)
     assert (total(client), total(client, "another")) == (3, 3)
 

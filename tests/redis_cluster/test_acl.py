@@ -113,7 +113,7 @@ def uses_everything(url: str, ledger: Ledger) -> None:
             done = run(app, *command)
             assert done.code == 0, done
         done = run(app, "check")
-        assert "may do all that workers and producers need" in done.stdout, done
+        assert "has all permissions that workers and producers need" in done.stdout, done
         app.control.purge()
         assert "NOPERM" not in worker.log
         assert "Cannot check" not in worker.log

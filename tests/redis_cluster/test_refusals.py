@@ -66,7 +66,7 @@ def test_under_running_and_starting_workers(
         wait_until(lambda: ledger.has([after]), "its queues go on afterwards")
         wait_until(lambda: sum(in_flight(node.client) for node in cluster.nodes) == 0, "all are acknowledged")
         assert len([run for run in ledger.runs() if run.task_id == began]) == 1
-        said = running.log.count(f"Redis node {refuser.address} refuses something for now: {word} ")
+        said = running.log.count(f"Redis node {refuser.address} refuses some commands for now: {word} ")
         assert said == 1 or (said == 0 and word == "OOM"), "what waits already takes no memory"
         check(running)
 
