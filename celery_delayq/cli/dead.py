@@ -58,8 +58,8 @@ _queue_argument: Decorator = click.argument("queue", shell_complete=complete_que
 _filters: Decorator = several(
     click.option("--reason", type=click.Choice(REASONS), help="Only those with this reason."),
     click.option("--task", help="Only tasks of this name."),
-    click.option("--after", metavar="TIME", type=WHEN, help="Only those that died at this time or later."),
-    click.option("--before", metavar="TIME", type=WHEN, help="Only those that died before this time."),
+    click.option("--after", metavar="TIME", type=WHEN, help="Only dead letters of this time or later."),
+    click.option("--before", metavar="TIME", type=WHEN, help="Only dead letters from before this time."),
     click.option("--text", help="Only those whose arguments or error contain this text."),
 )
 
