@@ -86,7 +86,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
 
     Coroutines of asyncio await the same methods with an `a` in front (`await delayq.acancel(id)`), and `asend` instead
     of `apply_async`. They run in threads, ten at a time in a process; further ones wait, until their `timeout`. If a
-    coroutine is cancelled, a call that has begun goes on to its end, and one that has not begun never does.
+    coroutine is cancelled, a call that has begun runs to its end, and one that has not begun never starts.
 
     In tests with `task_always_eager`, or with a `memory://` broker, nothing waits in Redis, and no server is asked:
     `get` returns None, `cancel` False, `scheduled` an empty page, and so on. Only `import_` and `schedule` need a
@@ -162,7 +162,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
 
     @ends_in_time
     def forget(self, key: str | Task | Signature, *, timeout: Timeout = None) -> bool:
-        """Give up a unique key, whoever holds it: that task goes on as it is, and another one may hold the key.
+        """Release a unique key, whichever task holds it: that task stays as it is, and another one may take the key.
 
         Args:
             key: see `waiting`.
@@ -210,7 +210,7 @@ class DelayQ(Updates, ForCoroutines, Dead):
 
         Returns:
             True if the task was removed: it will never run. False if it was cancelled before, or a worker has or had
-            it; without `ready`, also if it is in its queue.
+            it, or, without `ready`, it is in its queue.
         """
         return self._each_or_before(task_id, lambda inspector, ids: inspector.cancel(ids, ready=ready), any)
 

@@ -167,7 +167,7 @@ class Many(Queues):
     ) -> Chunk:
         """Cancel, reschedule or run some of the matching tasks, and return a cursor for the next ones.
 
-        So whoever changes very many tasks can show how far this is, and stop::
+        Use it for very many tasks, to show progress or to stop early::
 
             chunk = delayq.change_some("reschedule", task="shop.remind", eta=tomorrow)
             while chunk.cursor:

@@ -171,8 +171,8 @@ class Queues:
     def consumers(self, partial: bool = False, *, timeout: Timeout = None) -> Consumers:
         """Return the consumers of all queues: the connections of workers, with their leases and how much they hold.
 
-        Workers with kombu's own transport, and queues that nobody consumes with acknowledgements, have no leases. Cheap
-        for the server: commands of O(log N) at most, and 1,000 consumers of each list.
+        Workers with kombu's own transport, and consumers without acknowledgements, have no leases. Cheap for the
+        server: commands of O(log N) at most, and 1,000 consumers of each list.
 
         Args:
             partial: leave out queues whose nodes of a Redis Cluster are away. `Consumers.lost` names them.
@@ -226,24 +226,25 @@ class Queues:
 
     @ends_in_time
     def pause(self, queue: str, *, timeout: Timeout = None) -> bool:
-        """Let workers fetch no tasks from a queue, until `resume`. Those that start later keep to it, too.
+        """Stop workers from fetching tasks from a queue, until `resume`. This also holds for workers that start later.
 
-        Delayed tasks go on becoming ready, and can be cancelled. Tasks that a worker has received already run.
-        Workers obey within a second. Those with kombu's own transport, and consumers without acknowledgements, do not.
+        Delayed tasks still move to the queue when they are due, and can be cancelled. Tasks that a worker has already
+        received still run. Workers obey within a second. Those with kombu's own transport, and consumers without
+        acknowledgements, do not.
 
         Args:
             queue: its name; all of its priorities are paused.
             timeout: see `DelayQ`.
 
         Returns:
-            False if it was paused already.
+            False if it is already paused.
         """
         with self._inspector(f"cannot pause queue {queue!r}") as inspector:
             return inspector.pause(queue)
 
     @ends_in_time
     def resume(self, queue: str, *, timeout: Timeout = None) -> bool:
-        """Let workers fetch from a paused queue again; returns False if it was not paused."""
+        """Let workers fetch from a paused queue again; returns False if it is not paused."""
         with self._inspector(f"cannot resume queue {queue!r}") as inspector:
             return inspector.resume(queue)
 

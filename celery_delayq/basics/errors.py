@@ -107,7 +107,7 @@ class _Unknown(DelayqError, LookupError):
 
 
 class UnknownQueue(_Unknown):
-    """There is no queue of that name: the app has none, nobody has published to it, and nothing waits for it.
+    """There is no queue of that name: the app has none, no task was published to it, and nothing waits for it.
 
     Attributes:
         near: similar names.

@@ -24,14 +24,14 @@ _SPAN = "a number of seconds, or a timedelta"
 
 @dataclass(frozen=True)
 class Unique(Keyed):
-    """What makes a task one of a kind: for `@app.task(unique=Unique(...))` or `apply_async(unique=Unique(...))`.
+    """What makes a task unique: for `@app.task(unique=Unique(...))` or `apply_async(unique=Unique(...))`.
 
     Attributes:
         by: the names of the arguments that make the key, together with the name of the task. By default all of them.
         for_: how long a task holds its key: "waiting", until it is due; "until_start", until a worker begins it;
             "until_done", until it has succeeded or failed for good.
-        ttl: a timedelta, or seconds: how long the key outlives a task that has left its delayed queue, if nobody gives
-            it up: a worker of another program took the message, or the process that ran it was killed. A worker that
+        ttl: a timedelta, or seconds: how long the key outlives a task that has left its delayed queue, unless it is
+            released: a worker of another program took the message, or the process that ran it was killed. A worker that
             has the task renews this time. It should be longer than tasks wait in a queue for a worker.
         period: a timedelta, or seconds: the task holds the key for so long since it was sent, whatever becomes of it,
             instead of `for_` and `ttl`. `on_conflict` is then "ignore" or "raise".

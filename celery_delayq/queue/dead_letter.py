@@ -44,7 +44,7 @@ class DeadLetter:
         traceback: the last 20 kB of that of a failed task.
         worker: name of the worker in which a task failed.
         runs: how many times a failed task has run.
-        is_failure: whether it is a failed task, also if its record is damaged.
+        is_failure: whether it is a failed task, even if its record is damaged.
     """
 
     list_name: str

@@ -227,7 +227,7 @@ class DeadLetters:
         """Move messages to the back of their broker lists. Each call moves 50 at most, and is atomic.
 
         The chunks together handle the letters that are there at the first chunk. So a message that becomes a dead
-        letter again meanwhile is not requeued for ever.
+        letter again meanwhile is not requeued without end.
 
         Args:
             limit: maximum number of letters to examine, 1 to 1,000.

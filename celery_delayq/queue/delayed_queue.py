@@ -100,7 +100,7 @@ class DelayedQueue(Waiting, Ready):
             message_id: any string; `cancel` finds the message by it. By default a random one. If the id is already in
                 use, it gets one more entry; but if this very message waits already, with the same due time and payload,
                 nothing is added. So the call may be repeated if its reply was lost.
-            attempt: with the same one, the call may be repeated also if the message may wait no longer.
+            attempt: with the same one, the call may be repeated even if the message no longer waits.
 
         Returns:
             The message id.
@@ -201,7 +201,7 @@ class DelayedQueue(Waiting, Ready):
             pace: the key.
             eta: when it should be due, see `offer`; None for now.
             message_id: see `offer`.
-            tail: for a message that says when it is due, which nobody knows before. If there is a tail, the message is
+            tail: for a message that says when it is due, which is not known before. If there is a tail, the message is
                 the payload, its due time in ms in decimal digits, and the tail.
             attempt: see `offer`.
 
@@ -361,7 +361,7 @@ class DelayedQueue(Waiting, Ready):
         the wait, it is noticed within a second, or at once if a transfer loop runs.
 
         Args:
-            timeout: how long to wait: a timedelta, or seconds. None waits for ever; 0 does not wait.
+            timeout: how long to wait: a timedelta, or seconds. None waits without a limit; 0 does not wait.
 
         Returns:
             The payload, or None after the timeout.

@@ -72,7 +72,7 @@ class PeriodicTask:
 
     @property
     def when(self) -> str:
-        """Its schedule in words: `every 30s`, `0 6 * * mon-fri (Europe/Berlin)`; a dash if nobody knows it."""
+        """Its schedule in words: `every 30s`, `0 6 * * mon-fri (Europe/Berlin)`; a dash if it is not known."""
         given = self.schedule
         if not isinstance(given, dict):
             return str(given or "-")
