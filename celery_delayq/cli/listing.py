@@ -35,6 +35,7 @@ from celery_delayq.cli.output import (
 )
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import WHEN, at, shown, shown_span
+from celery_delayq.health.advice import with_app
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.pages import Criteria, Page
@@ -192,4 +193,4 @@ def show(ctx: click.Context, task_id: str, ready: bool, with_body: bool, as_json
         fields["time_left"] = shown_span(task.time_left)
     print_details(fields, as_json)
     if task.state == "ready" and not as_json:
-        say(f"It is in its queue. To cancel it: `delayq cancel {task.id} --ready`", err=True)
+        say(with_app(f"It is in its queue. To cancel it: `celery -A ... delayq cancel {task.id} --ready`"), err=True)

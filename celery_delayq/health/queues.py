@@ -172,7 +172,7 @@ def check_queues(waiting: Waiting) -> Iterator[Finding]:
     for queue, count in sorted(waiting.dead.items()):
         yield warning(
             f"There {'is' if count == 1 else 'are'} {plural(count, 'dead letter')} in queue {queue!r}.",
-            "`celery -A ... delayq dead list` shows why; `dead requeue` and `dead purge` remove them from there.",
+            "`celery -A ... delayq dead list` shows why; `dead requeue` and `dead purge` remove them.",
         )
     for key, count in sorted(waiting.never.items()):
         entries = plural(count, "entry is", "entries are")

@@ -154,7 +154,10 @@ class TestReady:
         task_id = app.tasks["note"].delay().id
         (shown,) = command("show", task_id, "--ready", "--json").json()
         assert (shown["id"], shown["state"]) == (task_id, "ready")
-        assert f"To cancel it: `delayq cancel {task_id} --ready`" in command("show", task_id, "--ready").stderr
+        assert (
+            f"To cancel it: `celery -A ... delayq cancel {task_id} --ready`"
+            in command("show", task_id, "--ready").stderr
+        )
         failed(command("show", "nobody", "--ready"), "task nobody is neither waiting nor in a queue", "a worker has it")
 
 
