@@ -14,10 +14,12 @@ from typing import Any
 
 import click
 
-import celery_delayq
-from celery_delayq.cli import delayq
-
 FOLDER = Path(__file__).parent / "reference"
+
+sys.path.insert(0, str(FOLDER.parents[1]))  # the package beside it, not one that is installed
+
+import celery_delayq  # noqa: E402
+from celery_delayq.cli import delayq  # noqa: E402
 
 #: Heading -> the public names below it. A test tells if one is missing.
 GROUPS = {
