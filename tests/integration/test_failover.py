@@ -218,7 +218,7 @@ class TestSeveralUrls:
 
 
 class TestWhatWorkersDoDoesNotWait:
-    """The last list of docs/failover.md, line by line: what is lost happens again, and no task is."""
+    """The last section of docs/failover.md, part by part: what is lost happens again, and no task is."""
 
     def test_a_transfer(self, pair: Pair) -> None:
         with pair.master.client() as client:
