@@ -75,7 +75,6 @@ GIVEN = {
         sys.path.append(str(Path(sys.prefix, "integrations")))
         import sentry_sdk
     """,
-    "production.md": "",
     "recipes.md": """
         import sys
         from pathlib import Path
