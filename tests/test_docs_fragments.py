@@ -59,6 +59,10 @@ GIVEN = {
     """,
     "failover.md": "",
     "monitor.md": """
+        import sys
+        from pathlib import Path
+
+        sys.path.append(str(Path(sys.prefix, "integrations")))
         from fastapi import FastAPI
         from flask import Flask
 
@@ -116,6 +120,9 @@ GIVEN = {
 
 #: Page -> what has to hold after its examples.
 THEN = {
+    "monitor.md": """
+        assert delayq.cancel(cancel_unpaid.apply_async((42,), countdown=60).id)  # with Sentry
+    """,
     "recipes.md": """
         from celery.app import amqp
         from django.db import connection
