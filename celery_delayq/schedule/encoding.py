@@ -84,8 +84,9 @@ def written(text: str) -> str | timedelta:
     is_interval = bool(rest) and first.lower() == "every"
     if (len(rest) == 4 and not is_interval) or first.lower() in _NAMED:
         return text
+    span = _UNIT.sub(lambda unit: unit[0][0].lower(), " ".join(rest)) if is_interval else text
     try:
-        return parse_span(_UNIT.sub(lambda unit: unit[0][0].lower(), "".join(rest)) if is_interval else text)
+        return parse_span(re.sub(r"(?<!\d) | (?!\d)", "", span))  # but "5 4" is not 54
     except (ValueError, OverflowError) as exc:
         raise InvalidSchedule(
             f"{text!r} is neither an interval (90, 90s, 1h30m, every 5 minutes) nor a crontab expression of five "
@@ -117,7 +118,7 @@ def decode(given: Any, app: Any) -> BaseSchedule:
     """Return the schedule for any accepted form.
 
     Args:
-        given: data (see above), a crontab expression of five fields, seconds, a timedelta, or a schedule.
+        given: data (see above), text (see `written`), seconds, a timedelta, or a schedule.
         app: the Celery app. Its time zone applies.
 
     Raises:
@@ -143,7 +144,8 @@ def decode(given: Any, app: Any) -> BaseSchedule:
 
 def _decode(given: Any, app: Any) -> BaseSchedule:
     if isinstance(given, str):
-        given = {"crontab": given}
+        found = written(given)
+        given = {"crontab": found} if isinstance(found, str) else found
     if not isinstance(given, Mapping):
         if isinstance(given, bool) or not isinstance(given, (int, float, timedelta, BaseSchedule)):
             raise InvalidSchedule(
@@ -170,8 +172,7 @@ def _crontab(line: str, app: Any) -> crontab:
     fields = _NAMED.get(line.strip().lower(), line).split()
     if len(fields) != 5:
         raise InvalidSchedule(
-            f"{line!r} is neither an interval (90s, 1h30m) nor a crontab expression of five fields "
-            "(minute, hour, day of month, month, day of week)"
+            f"{line!r} is not a crontab expression of five fields (minute, hour, day of month, month, day of week)"
         )
     key = (id(app), *fields)  # the app lives as long as the crontab, which refers to it
     found = _crontabs.get(key)

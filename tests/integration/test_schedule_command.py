@@ -136,9 +136,11 @@ IN_WORDS = [("every 5 minutes", 300), ("every 1 Hour 30 minutes", 5400), ("every
     ("when", "every_s"),
     [("2.5", 2.5), ("90s", 90), ("1h30m", 5400), ("every 3s", 3), ("Every 1h 30m", 5400), *IN_WORDS],
 )
-def test_intervals_are_seconds_or_spans(command: Command, when: str, every_s: float) -> None:
+def test_intervals_are_seconds_or_spans(app: Celery, command: Command, when: str, every_s: float) -> None:
     well(command("add", "often", "note", when))
     assert json.loads(well(command("show", "often", "--json")))["schedule"] == {"every": every_s}
+    app.delayq.schedule.add("too", "note", when)
+    assert json.loads(well(command("show", "too", "--json")))["schedule"] == {"every": every_s}
 
 
 @pytest.mark.parametrize(
@@ -190,6 +192,7 @@ def test_run_now_sends_what_may_run_at_once(command: Command, broker_client: red
         (("show", "nothing"), "no periodic task 'nothing'"),
         (("add", "a", "note", "* *"), "five fields"),
         (("add", "a", "note", "each 5s"), "'each 5s' is neither an interval"),
+        (("add", "a", "note", "every 5 4"), "'every 5 4' is neither an interval"),
         (("add", "a", "note", "60", "--args", "{}"), "'--args': must be a JSON list"),
         (("add", "a", "note", "60", "--kwargs", "x"), "'--kwargs': not valid JSON"),
         (("add", "a", "note", "60", "--timing", '{"tzz": "UTC"}'), "did you mean 'tz'"),
