@@ -99,6 +99,14 @@ def test_the_tests_of_the_testing_guide_pass_with_the_shop_of_the_tutorial(
     assert "2 passed" in shop.python("-m", "pytest", "-p", "no:cacheprovider")
 
 
+def test_the_web_applications_publish_and_cancel(tmp_path: Path, redis_server: PrivateRedis) -> None:
+    with redis_server.client() as client:
+        client.flushall()
+    page = Example(REPOSITORY / "docs" / "web-frameworks.md", tmp_path, redis_server)
+    page.add("orders.py", _ORDERS)
+    page.python("orders.py")
+
+
 @pytest.mark.parametrize("results", ["none", "delayq", "redis"])
 @pytest.mark.parametrize("mode", ["refuses", "hangs"])
 def test_the_web_applications_answer_in_time_if_redis_is_down(tmp_path: Path, mode: str, results: str) -> None:
@@ -122,6 +130,36 @@ def test_the_web_applications_answer_in_time_if_redis_is_down(tmp_path: Path, mo
             if mode == "hangs":
                 os.kill(server.pid, signal.SIGCONT)
 
+
+_ORDERS = """
+import asyncio
+
+import django.conf
+
+import api
+import async_api
+import views
+import web
+from shop import delayq
+
+api.place("7")
+assert api.show("7")["pay_before"] is not None
+assert api.pay("7") == {"paid": True}
+assert delayq.get("cancel:7") is None
+
+asyncio.run(async_api.place("8"))
+assert asyncio.run(async_api.pay("8")) == {"paid": True}
+
+client = web.web.test_client()
+assert client.post("/orders/9").status_code == 200
+assert client.post("/orders/9/payment").json == {"paid": True}
+assert client.post("/orders/9/payment").status_code == 409
+
+django.conf.settings.configure()
+assert asyncio.run(views.place(None, "10")).status_code == 200
+assert asyncio.run(views.pay(None, "10")).status_code == 200
+assert asyncio.run(views.pay(None, "10")).status_code == 409
+"""
 
 _AWAY = """
 import asyncio
