@@ -143,8 +143,8 @@ _fields = several(
 def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, Any] | None, **fields: Any) -> None:
     """Add a periodic task.
 
-    WHEN is an interval such as 90, 90s, 1h30m or 'every 5 minutes', or a crontab expression such as '0 6 * * mon-fri' or
-    '@daily'.
+    WHEN is an interval such as 90, 90s, 1h30m or 'every 5 minutes', or a crontab expression such as '0 6 * * mon-fri'
+    or '@daily'.
     """
     import_tasks(ctx.obj.app)
     given = {**fields, "task": task, "schedule": when, "timing": timing}
