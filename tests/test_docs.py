@@ -106,7 +106,7 @@ def test_the_readme_has_at_most_900_words() -> None:
 
 
 def test_the_docs_have_at_most_so_many_words() -> None:
-    """What commands write is not counted: the reference, made of docstrings, and the tables of a run of the benchmarks."""
+    """What commands write is not counted: the reference, and the tables of a run of the benchmarks."""
     made = {*DOCS.glob("reference/*.md"), DOCS / "dev" / "figures.md"}
     assert sum(map(words, DOCS.glob("*.md"))) <= MOST_WORDS_FOR_USERS
     assert sum(map(words, {*DOCS.rglob("*.md")} - made)) <= MOST_WORDS
