@@ -48,7 +48,7 @@ def _table(found: Consumers, width: int) -> Table:
     add_columns(table, "lease", firm=True)
     add_columns(table, "punctual for")
     for consumer in found.consumers:
-        process = consumer.host if consumer.pid is None else f"{consumer.host}:{consumer.pid}"
+        process = consumer.node if consumer.pid is None else f"{consumer.node}:{consumer.pid}"
         punctual = sorted({lease.queue for lease in consumer.leases if lease.is_punctual})
         table.add_row(
             text(process),
@@ -77,6 +77,7 @@ def _states(consumer: Consumer, at: datetime) -> list[str]:
 def _as_json(consumer: Consumer) -> dict[str, Any]:
     return {
         "id": consumer.id,
+        "node": consumer.node,
         "host": consumer.host,
         "pid": consumer.pid,
         "queues": list(consumer.queues),

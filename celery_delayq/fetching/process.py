@@ -33,7 +33,7 @@ class _Stat(NamedTuple):
 def consumer_id() -> str:
     """Return a readable, unique id for a consumer of this process.
 
-    `host:pid:random`, and on Linux `host:pid:place-start-random`.
+    `node:pid:random`, and on Linux `node:pid:place-start-random`; of a program that is no worker, its host.
     """
     id, place, stat = new_id(), _place(), _stat("self")
     if not place or stat is None:

@@ -44,15 +44,21 @@ class Consumer:
 
     Attributes:
         id: its id.
-        host: name of its host; the id if it has another form.
+        node: name of the worker as Celery has it, `celery@host`; of another program, the name of its host; the id if it
+            has another form.
         pid: id of its process; None if the id has another form.
         leases: one for each list that it consumes, in the order of queues and priorities.
     """
 
     id: str
-    host: str
+    node: str
     pid: int | None
     leases: tuple[Lease, ...]
+
+    @property
+    def host(self) -> str:
+        """Name of its host, as its node says it."""
+        return self.node.rpartition("@")[2]
 
     @property
     def in_flight(self) -> int:

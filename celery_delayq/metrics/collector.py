@@ -178,7 +178,7 @@ def _of_queues(queues: dict[str, list[Measured]]) -> Iterator[Metric]:
         labels=[_QUEUE, "within"],
     )
     punctual = InfoMetricFamily(
-        "delayq_punctual_worker", "The worker that transferred last, as host:process.", labels=[_QUEUE]
+        "delayq_punctual_worker", "The worker that transferred last, as node:process.", labels=[_QUEUE]
     )
     for queue, lists in queues.items():
         for place, within_s in enumerate(WITHIN_S):

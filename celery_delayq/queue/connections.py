@@ -293,16 +293,36 @@ class Outage:
             time.sleep(0.05)
 
 
+#: The name of this process, if it is a worker: that of its node, as Celery has it.
+_node = ""
+
+#: What a node is called where it is part of a key, and of ids that colons divide.
+_NOT_IN_IDS = re.compile(r"[^a-zA-Z0-9.@%+_-]")
+
+
+def name_process(node: str) -> None:
+    """Let the ids of this process begin with the name of its node, and not with that of its host.
+
+    Args:
+        node: the name of the worker, as Celery has it: `celery@host`; empty for that of the host again.
+    """
+    global _node
+    _node = _NOT_IN_IDS.sub("_", node)[:200]
+
+
 def new_id() -> str:
     """Return an id for a loop: readable, unique."""
-    return f"{socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
+    return f"{_node or socket.gethostname()}:{os.getpid()}:{uuid.uuid4().hex[:12]}"
 
 
 #: What all ids of consumers and loops begin with.
-_PROCESS = re.compile(r"(?P<host>.*):(?P<pid>\d{1,9}):[^:]*", re.DOTALL)
+_PROCESS = re.compile(r"(?P<node>.*):(?P<pid>\d{1,9}):[^:]*", re.DOTALL)
 
 
 def process_of(id: str) -> tuple[str, int | None]:
-    """Return the host and the process id in the id of a consumer or a loop; the whole id and None in any other text."""
+    """Return the node or the host, and the process id, in the id of a consumer or a loop.
+
+    In any other text, the whole text and None.
+    """
     found = _PROCESS.fullmatch(id)
-    return (id, None) if found is None else (found["host"], int(found["pid"]))
+    return (id, None) if found is None else (found["node"], int(found["pid"]))

@@ -16,6 +16,7 @@ from celery_delayq.basics.finding import sentence
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.health.at_start import say_at_start
 from celery_delayq.options.scheduler import is_ours
+from celery_delayq.queue.connections import name_process
 from celery_delayq.schedule.service import planner_loop
 from celery_delayq.transport import Transport
 from celery_delayq.transport.ahead import LAST_PART_S, LONGEST_AHEAD_S
@@ -45,6 +46,7 @@ class Plan(bootsteps.StartStopStep):
 
     def __init__(self, consumer: Any, **kwargs: Any) -> None:
         commands.register()
+        name_process(consumer.hostname)
         self.enabled = is_ours(consumer.app)  # Celery asks for it
         self._program = program_of(consumer)
         self._was_started = False

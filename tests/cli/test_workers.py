@@ -33,6 +33,7 @@ def test_json(waiting: DelayedQueue, two: int, command: Command) -> None:
     one, other = command("workers", "--json").json()
     assert one == {
         "id": ONE,
+        "node": "web-1",
         "host": "web-1",
         "pid": 1,
         "queues": ["celery"],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from typing import Any
 
 import pytest
@@ -41,7 +42,7 @@ def test_all_that_is_known_of_a_consumer(app: Celery, waiting: DelayedQueue) -> 
     assert begin <= to_ms(found.at, "at") <= now_ms(client)
     assert not found.lost
     one, two = found.consumers
-    assert (one.id, one.host, one.pid, one.in_flight, one.queues) == (ONE, "host", 1, 3, ("celery",))
+    assert (one.id, one.node, one.pid, one.in_flight, one.queues) == (ONE, "host", 1, 3, ("celery",))
     assert one.leases == (
         Lease("celery", "celery", 0, to_datetime(ends_ms), True, False, 2, False),
         Lease("celery", high.name, 9, to_datetime(ended_ms), False, False, 1, True),
@@ -113,6 +114,8 @@ def test_a_worker(app: Celery, waiting: DelayedQueue, broker_url: str, ledger: L
 
         consumer = wait_until(found, "the worker works, and is punctual", 20)
         assert consumer.pid == worker.pid
+        assert consumer.node == f"w{id(worker):x}@{socket.gethostname()}", "as Celery has it"
+        assert consumer.host == socket.gethostname()
         assert consumer.queues == ("celery",)
         (held,) = [it for it in consumer.leases if it.in_flight]
         assert (held.broker_list, held.priority, held.in_flight) == ("celery", 0, 1)

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from celery_delayq.fetching import process
-from celery_delayq.fetching.process import consumer_id, is_at_work, is_running
-from celery_delayq.queue.connections import new_id, process_of
+from celery_delayq.fetching.process import consumer_id, is_at_work, is_consumer, is_running
+from celery_delayq.queue.connections import name_process, new_id, process_of
 from tests.support import wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells where a process runs")
@@ -160,3 +160,22 @@ def test_an_id_names_its_process(id: str, process: tuple[str, int | None]) -> No
 def test_the_ids_of_this_process_name_it() -> None:
     assert process_of(consumer_id()) == process_of(new_id())
     assert process_of(new_id())[1] == os.getpid()
+
+
+@pytest.mark.parametrize(
+    ("node", "shown"),
+    [
+        ("celery@host", "celery@host"),
+        ("a:b{c}@hést", "a_b_c_@h_st"),  # no colons, no hash tags, no bytes that a key would have to escape
+        ("n" * 300 + "@host", "n" * 200),
+    ],
+)
+def test_a_worker_has_the_name_of_its_node(node: str, shown: str) -> None:
+    name_process(node)
+    try:
+        for id in (new_id(), consumer_id()):
+            assert process_of(id) == (shown, os.getpid())
+            assert is_consumer(id)
+        assert is_running(consumer_id()) is not False
+    finally:
+        name_process("")
