@@ -18,6 +18,7 @@ agenda       which entry a planner looks at next
 planner      keeps the next occurrence of every entry planned
 loop         the thread that runs a planner
 service      a planner loop for an app
+forecast     when an entry runs next, also if it was changed
 api          `delayq.schedule`
 found        an entry of another scheduler, for migration
 redbeat      reads the entries of RedBeat

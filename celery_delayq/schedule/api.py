@@ -18,8 +18,8 @@ from celery_delayq.basics.errors import DelayqError, EntryExists, InvalidSchedul
 from celery_delayq.basics.text import told
 from celery_delayq.schedule.configured import configured
 from celery_delayq.schedule.definition import Definition, TimingOptions
+from celery_delayq.schedule.forecast import runs_from
 from celery_delayq.schedule.message import evaluated, send
-from celery_delayq.schedule.occurrences import to_datetime
 from celery_delayq.schedule.periodic_task import PeriodicTask, read_all
 from celery_delayq.schedule.records import Record, Seen, State
 from celery_delayq.schedule.service import store_of
@@ -258,7 +258,7 @@ class Schedule:
         if not raw:
             return []
         try:
-            return _forecast(definition, State.parse(raw), number)
+            return runs_from(definition, State.parse(raw), number)
         except Exception as exc:  # of a user's schedule class, or another program wrote the state
             raise InvalidSchedule(f"cannot tell when periodic task {name!r} runs: {told(exc)}") from exc
 
@@ -368,20 +368,6 @@ class Schedule:
     def _show(self, store: ScheduleStore, name: str, record: Record) -> PeriodicTask:
         seen = store.seen([(name, record.queue)])[0] if record.queue is not None else Seen()
         return PeriodicTask.of(name, record, seen, store.error(name), known=self._app.tasks)
-
-
-def _forecast(definition: Definition, state: State, number: int) -> list[datetime]:
-    """Return the next runs from a state on, as far as the schedule tells."""
-    if definition.timing.max_runs is not None:
-        number = min(number, definition.timing.max_runs - state.runs)
-    if definition.is_asked:  # it decides when it is asked
-        number = min(number, 1)
-    found: list[datetime] = []
-    at_ms = state.at_ms
-    while at_ms is not None and len(found) < number:
-        found.append(to_datetime(at_ms + definition.delay_ms(at_ms)))
-        at_ms = definition.times.after(at_ms) if len(found) < number else None
-    return found
 
 
 def _data_of(definition: Definition) -> dict[str, Any]:

@@ -17,7 +17,8 @@ from dateutil.parser import isoparse
 
 from celery_delayq.basics.errors import InvalidSchedule
 from celery_delayq.basics.text import told
-from celery_delayq.options.settings import MISSED_POLICIES, MOST_CATCH_UP, misspelt
+from celery_delayq.options.settings import MISSED_POLICIES as MISSED_POLICIES
+from celery_delayq.options.settings import MOST_CATCH_UP, misspelt
 from celery_delayq.schedule import encoding
 from celery_delayq.schedule.occurrences import (
     LATEST_MS,

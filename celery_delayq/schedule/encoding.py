@@ -94,13 +94,12 @@ def written(text: str) -> str | timedelta:
         ) from exc
 
 
-def json_of(text: str, kind: type, name: str = "") -> Any:
+def json_of(text: str, kind: type) -> Any:
     """Return the list or the object that a person has written as JSON.
 
     Args:
         text: the JSON.
         kind: list or dict.
-        name: of the field, for the message; by default, others say which field it is.
 
     Raises:
         InvalidSchedule: it is no such JSON.
@@ -108,9 +107,9 @@ def json_of(text: str, kind: type, name: str = "") -> Any:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as exc:
-        raise InvalidSchedule(f"{name and f'{name} is '}not valid JSON: {exc}") from exc
+        raise InvalidSchedule(f"not valid JSON: {exc}") from exc
     if not isinstance(found, kind):
-        raise InvalidSchedule(f"{name} must be a JSON {'list' if kind is list else 'object'}".lstrip())
+        raise InvalidSchedule(f"must be a JSON {'list' if kind is list else 'object'}")
     return found
 
 

@@ -125,6 +125,18 @@ def next_transition(
     return None
 
 
+def changed(entry: Entry, state: State, now_ms: int) -> Transition:
+    """Return the step of an entry whose definition has changed at this time, whatever its state is.
+
+    Args:
+        entry: the entry, with the new definition.
+        state: its present state.
+        now_ms: the server's time.
+    """
+    policy = policy_of(entry.definition, ScheduleSettings())
+    return _Moving(entry, state, now_ms, now_ms, policy).begin_again()
+
+
 def missed_until(now_ms: int, attended_ms: int | None) -> int:
     """Return the time up to which occurrences count as missed, unix time in ms. Later ones are merely late."""
     since_ms = now_ms if attended_ms is None else min(attended_ms, now_ms)
