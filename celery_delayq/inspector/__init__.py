@@ -9,6 +9,7 @@
     counts        message counts per queue
     history       how many messages moved in the last hours or days, and how late
     consumers     who consumes which lists, and what they hold
+    held          the tasks that consumers have fetched
     bulk          changes of many tasks, a chunk at a time
     letters       filters for dead letters, and changes of many
     backup        export, import, release

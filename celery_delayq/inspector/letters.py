@@ -28,6 +28,7 @@ class LetterCriteria:
         after: only those set aside at this time or later.
         before: only those set aside before this time.
         text: only tasks whose arguments or error contain this text, or whose id it is.
+        task_part: only tasks whose name contains this text.
     """
 
     reason: str | None = None
@@ -35,6 +36,7 @@ class LetterCriteria:
     after: datetime | None = None
     before: datetime | None = None
     text: str | None = None
+    task_part: str | None = None
 
     @classmethod
     def of(
@@ -80,9 +82,11 @@ class LetterCriteria:
             return False
         if self.before is not None and letter.at >= self.before:
             return False
-        if self.task is None and self.text is None:
+        if self.task is self.text is self.task_part is None:
             return True
         if self.task not in (None, letter.task):
+            return False
+        if self.task_part is not None and not (isinstance(letter.task, str) and self.task_part in letter.task):
             return False
         shown = (letter.error, letter.headers.get("argsrepr"), letter.headers.get("kwargsrepr"))
         return self.text in (None, letter.task_id) or any(isinstance(one, str) and self.text in one for one in shown)

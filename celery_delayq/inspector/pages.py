@@ -47,6 +47,7 @@ class Criteria:
         not_due_ms: only tasks that are not due at this very time, unix time in ms. It may be most of them that are, so
             these are not even examined.
         state: only tasks that wait, or only those that are in their queues.
+        task_part: only tasks whose name contains this text.
     """
 
     queues: tuple[str, ...] = ()
@@ -56,6 +57,7 @@ class Criteria:
     text: str | None = None
     not_due_ms: int | None = None
     state: State = "delayed"
+    task_part: str | None = None
 
     @classmethod
     def of(
@@ -104,14 +106,14 @@ class Criteria:
     @property
     def is_search(self) -> bool:
         """Whether matching tasks are found only by looking into the messages."""
-        return self.task is not None or self.text is not None
+        return any(one is not None for one in (self.task, self.task_part, self.text))
 
     @property
     def marks(self) -> tuple[tuple[bytes, ...], ...]:
         """Groups of byte strings: each matching message contains at least one of each. Without any, any may match."""
         groups = (
             () if self.task is None else marks_of(self.task),
-            () if self.text is None else marks_within(self.text),
+            *(marks_within(part) for part in (self.task_part, self.text) if part is not None),
         )
         return tuple(group for group in groups if group)
 
@@ -136,8 +138,15 @@ class Criteria:
         """Return whether a task has the right name and arguments. Arguments that are no text in its headers are not."""
         if self.task not in (None, task.name):
             return False
+        if self.task_part is not None and not _has(task.headers.get("task"), self.task_part):
+            return False
         shown = (task.headers.get("argsrepr"), task.headers.get("kwargsrepr"))
-        return self.text is None or any(isinstance(one, str) and self.text in one for one in shown)
+        return self.text is None or any(_has(one, self.text) for one in shown)
+
+
+def _has(header: Any, text: str) -> bool:
+    """Return whether a header is a text that contains another one."""
+    return isinstance(header, str) and text in header
 
 
 @dataclass(frozen=True)

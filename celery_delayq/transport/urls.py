@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import ssl
 from typing import Any
+from urllib.parse import parse_qs, urlsplit
 
 from kombu.utils.url import parse_url
 
@@ -27,6 +28,24 @@ def hosts_of(connection: Any) -> str:
         if getattr(transport, "hosts", None) == hosts or (connection.hostname or "").startswith(f"{hosts}://"):
             return hosts
     return ""
+
+
+def place_of(connection: Any) -> str:
+    """Return where the server of a kombu connection is, for people, without user and password: `localhost:6379/0`.
+
+    Of a cluster, one host stands for all; of sentinels, the name of what they watch.
+    """
+    hosts = hosts_of(connection)
+    if (connection.hostname or "").startswith("socket://"):
+        socket = urlsplit(connection.hostname)
+        return " ".join((socket.path, *parse_qs(socket.query).get("virtual_host", ["0"])))
+    several = SeveralHosts(connection, hosts) if hosts else connection
+    db = str(several.virtual_host or "").strip("/") or "0"
+    if hosts == "sentinel":
+        return f"Sentinel {connection.transport_options.get('master_name')}/{db}"
+    host = several.hostname or "localhost"
+    place = f"{f'[{host}]' if ':' in host else host}:{several.port or 6379}"
+    return f"Cluster {place}" if hosts else f"{place}/{db}"
 
 
 def asks_for_tls(connection: Any) -> bool:

@@ -6,7 +6,8 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cached_property
 from queue import Empty, Full, LifoQueue
 from typing import Any
 
@@ -20,7 +21,7 @@ from celery_delayq.inspector.history import History
 from celery_delayq.inspector.history import read as read_history
 from celery_delayq.schedule.api import Schedule
 from celery_delayq.transport.reading import channel_for_reading, connection_for_reading
-from celery_delayq.transport.urls import hosts_of
+from celery_delayq.transport.urls import hosts_of, place_of
 from celery_delayq.web.live import LiveCache
 
 #: How long to wait for an answer of Redis, in seconds. kombu tries twice to connect.
@@ -34,6 +35,9 @@ _FLUSHED_S = 10.0
 
 #: How many idle connections are kept: as many as requests usually come at once.
 _MOST_KEPT = 8
+
+#: The most names of tasks or queues that a field proposes.
+PROPOSED = 200
 
 
 class Unavailable(Exception):
@@ -55,6 +59,7 @@ class Broker:
         #: The histories that were read last, by their hours.
         self._last: dict[int, History] = {}
         self._lock = threading.Lock()
+        self._has_imported = False
         #: Why requests fail at once, and until when: a server hangs that must not hold up one after the other.
         self._hanging: tuple[str, float] | None = None
 
@@ -65,6 +70,23 @@ class Broker:
             ConfigurationError: it is not a `delayq://` URL, or an option is wrong.
         """
         return str(connection_for_reading(self.app, _TIMEOUT_S).as_uri())
+
+    @cached_property
+    def place(self) -> tuple[str, str]:
+        """The name of the app, and where its server is; empty if its URL is wrong, which `channel` says."""
+        try:
+            return self.app.main or "", place_of(connection_for_reading(self.app, _TIMEOUT_S))
+        except DelayqError:
+            return "", ""
+
+    def task_names(self) -> list[str]:
+        """Return names of tasks that a field proposes. The first call imports their modules, as a worker does."""
+        with self._lock:
+            if not self._has_imported:
+                self._has_imported = True
+                with suppress(Exception):  # of any module of the app
+                    self.app.loader.import_default_modules()
+        return sorted(name for name in self.app.tasks if not name.startswith("celery."))[:PROPOSED]
 
     @contextmanager
     def channel(self) -> Iterator[Any]:

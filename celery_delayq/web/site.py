@@ -92,7 +92,11 @@ class Site:
         audit = partial(record, request.user, request, None)
         view = View(request, self.broker, frozenset(), language, audit, self._home)
         try:
-            response = self._answer(view)
+            response = self._answer_of_site(request)
+            if response is None:
+                may = granted(self._access, request)
+                view = replace(view, may=may, place=tuple(filter(None, self.broker.place)))
+                response = self._answer(view)
         except Unavailable as exc:
             response = _unavailable(view, exc)
         except Refusal as exc:
@@ -117,8 +121,8 @@ class Site:
             return _finished(response, Request("POST", "/", Params(), {}))
         return self.handle(request)
 
-    def _answer(self, view: View) -> Response:
-        request = view.request
+    def _answer_of_site(self, request: Request) -> Response | None:
+        """Return what is not the answer of a page; None if a page is asked for."""
         check_host(request, self._hosts)
         methods = ("GET", "HEAD") if request.path in ("", *_STATIC) else ("GET", "HEAD", "POST")
         if request.method not in methods:
@@ -127,12 +131,15 @@ class Site:
             return Response.redirect(f"{quote(request.mount.rpartition('/')[2], safe='')}/")
         if request.path in _STATIC:
             return _static(request.path)
-        may = granted(self._access, request)
+        return None
+
+    def _answer(self, view: View) -> Response:
+        request = view.request
         page = self._pages.get(request.path)
         if page is None:
             raise Refusal(404, "There is no such page.")
         user = self._user_of(request) if self._user_of and request.method == "POST" else request.user
-        view = replace(view, may=may, audit=partial(record, user, request, self._on_change))
+        view = replace(view, audit=partial(record, user, request, self._on_change))
         if request.method == "POST":
             check_origin(request)
             try:
@@ -142,7 +149,7 @@ class Site:
         if request.query.get("lang") in LANGUAGES:
             return _chosen(request)
         if request.is_live:
-            key = (request.path, tuple(request.query), may, view.language.code)
+            key = (request.path, tuple(request.query), view.may, view.language.code)
             return self._live.get(key, lambda: page.show(view))
         return page.show(view)
 

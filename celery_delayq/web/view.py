@@ -27,6 +27,7 @@ class View:
         language: the user's language.
         audit: records what was done.
         home: URL of the admin that the page is a part of; None if it is not.
+        place: name of the app, and where its server is: what is known of it; empty for whom may not know.
     """
 
     request: Request
@@ -35,6 +36,7 @@ class View:
     language: Language
     audit: Callable[[Change], None]
     home: str | None = None
+    place: tuple[str, ...] = ()
 
     @property
     def _(self) -> Any:
@@ -50,6 +52,7 @@ class View:
             languages=LANGUAGES,
             language=self.language.code,
             home=self.home,
+            place=self.place,
             may=self.may,
             can=lambda *names: bool(self.may & set(names)),
             path=self.request.path.lstrip("/"),

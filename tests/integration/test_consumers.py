@@ -11,7 +11,9 @@ from celery import Celery
 
 from celery_delayq import DelayedQueue
 from celery_delayq.basics.times import to_datetime, to_ms
-from celery_delayq.inspector.consumers import Lease
+from celery_delayq.inspector.consumers import Lease, consumers
+from celery_delayq.inspector.held import held
+from celery_delayq.web.broker import Broker
 from tests.brokers import list_for
 from tests.ledger import Ledger
 from tests.state import FAR, give, lease, nothing_changes, now_ms
@@ -48,6 +50,25 @@ def test_all_that_is_known_of_a_consumer(app: Celery, waiting: DelayedQueue) -> 
         Lease("celery", high.name, 9, to_datetime(ended_ms), False, False, 1, True),
     )
     assert (two.id, two.in_flight, [it.is_punctual for it in two.leases]) == (TWO, 0, [False])
+
+
+def test_what_a_consumer_holds(app: Celery, waiting: DelayedQueue) -> None:
+    high = DelayedQueue(waiting.client, list_for(waiting.client, "celery", 9))
+    for queue in (waiting, high):
+        lease(queue, ONE)
+    lease(waiting, TWO)
+    give(waiting, ONE, *(b"%d" % number for number in range(25)))
+    give(high, ONE, b"high")
+    give(waiting, TWO, b"of another")
+    with Broker(app).inspector() as inspector:
+        one, two = consumers(inspector.lists).consumers
+        with nothing_changes(waiting.client):
+            found = held(inspector.lists, [one])
+        payloads = [task.entry.payload for task in found]
+        assert payloads == [*(b"%d" % number for number in range(25)), b"high"]
+        assert {task.priority for task in found} == {0, 9}
+        assert [task.entry.payload for task in held(inspector.lists, [one, two], 7)] == payloads[:7]
+        assert [task.entry.payload for task in held(inspector.lists, [two])] == [b"of another"]
 
 
 def test_one_that_was_given_up(app: Celery, waiting: DelayedQueue) -> None:

@@ -83,7 +83,7 @@ class Form:
     Attributes:
         action: where it goes; empty for the page itself.
         method: "get" or "post".
-        fields: names and values of what is sent without anybody's doing: of hidden fields, texts and chosen buttons.
+        fields: names and values of what is sent without anybody's doing: of hidden fields, texts and what is chosen.
         boxes: names and values of the boxes that can be checked.
         buttons: names and values of the buttons that send it.
     """
@@ -112,6 +112,8 @@ class Document(HTMLParser):
         self.texts: list[tuple[str, str]] = []
         self._open: list[str] = []
         self._form: Form | None = None
+        self._writing: tuple[str, str] | None = None
+        self._choosing: tuple[str, str | None] | None = None
         self.feed(html)
         self.close()
         assert self._open == [], f"not closed: {self._open}"
@@ -156,6 +158,12 @@ class Document(HTMLParser):
                 self._form.buttons.append((name, value))
             else:
                 self._form.fields.append((name, value))
+        elif self._form is not None and name and tag == "textarea":
+            self._writing = name, ""
+        elif self._form is not None and name and tag == "select":
+            self._choosing = name, None
+        elif self._choosing is not None and tag == "option" and (self._choosing[1] is None or "selected" in given):
+            self._choosing = self._choosing[0], value
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Note an element of SVG."""
@@ -166,11 +174,19 @@ class Document(HTMLParser):
         assert self._open, f"</{tag}> closes nothing"
         assert self._open[-1] == tag, f"</{tag}> closes <{self._open[-1]}>"
         self._open.pop()
+        if self._form is not None and tag == "textarea" and self._writing is not None:
+            self._form.fields.append((self._writing[0], self._writing[1].removeprefix("\n")))
+            self._writing = None
+        if self._form is not None and tag == "select" and self._choosing is not None:
+            self._form.fields.append((self._choosing[0], self._choosing[1] or ""))
+            self._choosing = None
         if tag == "form":
             self._form = None
 
     def handle_data(self, data: str) -> None:
         """Note text."""
+        if self._writing is not None:
+            self._writing = self._writing[0], self._writing[1] + data
         self.texts.append((self._open[-1] if self._open else "", data))
 
 

@@ -11,7 +11,9 @@ import redis
 from celery import Celery
 from kombu import pools
 
+from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
+from tests.state import give, lease
 from tests.web import direct
 from tests.web.direct import OWN, dump, user_of
 from tests.web.shop import make_app
@@ -41,7 +43,11 @@ def viewer(app: Celery, client: redis.Redis, redis_server: PrivateRedis) -> Iter
 def test_the_rights_in_the_manual_show_every_page(viewer: Celery, client: redis.Redis) -> None:
     user = user_of(viewer, "read")
     queries = {"/task": {"id": "a"}, "/entry": {"name": "n"}, "/waiting": {"text": "1"}, "/dead": {"queue": "celery"}}
-    for path in ("/", "/waiting", "/task", "/dead", "/periodic", "/entry", "/workers"):
+    queue = DelayedQueue(client, "celery")
+    lease(queue, "web@host:1:x")
+    give(queue, "web@host:1:x", b"held")
+    queries["/worker"] = {"name": "web@host:1"}
+    for path in ("/", "/waiting", "/task", "/dead", "/periodic", "/entry", "/workers", "/worker"):
         assert user.get(path, queries.get(path, "")).status == 200, path
     assert client.execute_command("ACL", "LOG") == []
 

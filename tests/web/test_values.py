@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+import re
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from celery_delayq.basics.text import visible
-from celery_delayq.web.charts import HEIGHT, LEFT, TOP, WIDTH, bar_chart
+from celery_delayq.web.charts import LEAST, bar_chart, labels_between, nice_time
 from celery_delayq.web.pages.filters import InvalidFilter, id_key, ids_of, time_of
+from celery_delayq.web.pages.overview import short_time
 from celery_delayq.web.rendering import as_json, cut, lateness, lines, render
 from celery_delayq.web.request import MOST_FIELDS, Params, encoded
 
@@ -83,6 +85,7 @@ def error_page(title: str, text: str) -> str:
         message=None,
         is_live=False,
         home=None,
+        place=(),
         query=Params(),
     )
 
@@ -99,17 +102,67 @@ def test_data_may_be_anything() -> None:
 
 @given(st.lists(st.none() | st.floats(0, 1e15) | st.integers(0, 10**12), max_size=100))
 def test_bars_stay_in_the_chart(values: list[float | None]) -> None:
-    chart = bar_chart(values, [str(value) for value in values], [(0, "first")], unit=str)
+    chart = bar_chart(values, [str(value) for value in values], [(50, "half")], unit=str)
     assert len(chart.bars) == sum(bool(value) for value in values)
     for bar in chart.bars:
-        assert bar.x >= LEFT
-        assert bar.x + bar.width <= WIDTH + 0.2
+        assert bar.x >= 0
+        assert bar.x + bar.width <= 100
         assert bar.width > 0
-        assert bar.height >= 2
-        assert bar.y >= TOP - 0.2
-        assert bar.y + bar.height <= TOP + HEIGHT + 0.2
+        assert bar.height >= LEAST
+        assert bar.y >= 0
+        assert bar.y + bar.height <= 100.1
     heights = {value: bar.height for value, bar in zip(filter(None, values), chart.bars, strict=True)}
     assert [heights[value] for value in sorted(heights)] == sorted(heights.values())
+
+
+@given(st.just(0.0) | st.floats(1e-4, 1e9))
+def test_the_scale_of_a_lateness_has_round_times(seconds: float) -> None:
+    top = nice_time(seconds)
+    assert top >= seconds
+    for value in (top, top / 2):
+        assert re.fullmatch(r"[\d.e+]{1,6}(m|h|d| s| ms)", short_time(value)), short_time(value)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "scale"),
+    [
+        (0, ("1 s", "500 ms")),
+        (0.0042, ("6 ms", "3 ms")),
+        (7, ("10 s", "5 s")),
+        (31, ("1m", "30 s")),
+        (100, ("2m", "1m")),
+        (4000, ("2h", "1h")),
+        (200_000, ("4d", "2d")),
+    ],
+)
+def test_the_scale_of_some_latenesses(seconds: float, scale: tuple[str, str]) -> None:
+    assert bar_chart([seconds], [""], [], unit=short_time, rounded=nice_time).scale == scale
+
+
+@pytest.mark.parametrize(
+    ("span", "labels"),
+    [
+        (timedelta(hours=1), ["10:10", "10:20", "10:30", "10:40", "10:50", "11:00"]),
+        (timedelta(hours=8), ["11:00", "12:00", "13:00", "14:00", "15:00", "16:00", "17:00"]),
+        (timedelta(days=1), ["12:00", "15:00", "18:00", "21:00", "01-31", "03:00", "06:00", "09:00"]),
+        (timedelta(hours=72), ["12:00", "01-31", "12:00", "02-01", "12:00", "02-02"]),
+        (timedelta(days=30), ["02-04", "02-11", "02-18", "02-25"]),
+        (timedelta(days=365), ["2030-03", "2030-05", "2030-07", "2030-09", "2030-11", "2031-01"]),
+    ],
+    ids=str,
+)
+def test_labels_are_at_round_times(span: timedelta, labels: list[str]) -> None:
+    start = datetime(2030, 1, 30, 10, 7, 13, tzinfo=timezone.utc)
+    found = labels_between(start, start + span)
+    assert [text for _, text in found] == labels
+    assert [place for place, _ in found] == sorted(place for place, _ in found)
+    assert all(0 < place < 100 for place, _ in found)
+
+
+@given(st.integers(0, 220_000_000_000), st.integers(3600, 365 * 86400))
+def test_there_are_few_labels(start_s: int, span_s: int) -> None:
+    start = datetime.fromtimestamp(start_s, timezone.utc)
+    assert len(labels_between(start, start + timedelta(seconds=span_s))) <= 9
 
 
 @given(st.floats(0, 1e9))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from celery_delayq.inspector.bulk import Chunk
 from celery_delayq.inspector.counts import count
 from celery_delayq.inspector.letters import LetterCriteria, change_of, requeue
-from celery_delayq.queue.dead_letter import NOT_AN_ENTRY, REASONS, DeadLetter
+from celery_delayq.queue.dead_letter import FAILED, NOT_AN_ENTRY, REASONS, DeadLetter
 from celery_delayq.queue.dead_letters import DeadLetters, DeadPage
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.pages.filters import ids_of
@@ -58,19 +59,21 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
     with view.broker.inspector() as inspector:
         counts = count(inspector.lists, span=1, buckets=1, partial=True)
         dead = {queue.queue: queue.dead + queue.failed for queue in counts.queues}
-        queue = query.get("queue") or next((name for name, number in dead.items() if number), "")
+        wanted = {one.queue: one.failed for one in counts.queues} if query.get("reason") == FAILED else dead
+        queue = query.get("queue") or next((name for name, number in wanted.items() if number), "")
         page, total, filters = DeadPage((), None), 0, _filters(query)
         is_away = queue in {lost.queue for lost in counts.lost.queues}
         if queue and not is_away:
             letters = inspector.dead_letters(queue)
             with values_of_request():
-                criteria = LetterCriteria.of(**filters)
+                criteria = _criteria_of(filters)
                 page, total = letters.page(query.get("cursor") or None, _LIMIT, criteria.matches), len(letters)
     return view.page(
         "dead.html",
         queue=queue,
         filters=filters,
         reasons=REASONS,
+        task_names=view.broker.task_names(),
         is_away=is_away,
         dead=_offered(dead),
         rows=[row_of(letter) for letter in page],
@@ -85,6 +88,13 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
 def _filters(query: Params) -> dict[str, Any]:
     """Return which letters are selected, by the fields of the URL that are not empty."""
     return {name: value for name in ("reason", "task", "text") if (value := query.get(name))}
+
+
+def _criteria_of(filters: Mapping[str, str]) -> LetterCriteria:
+    """Return what the fields mean. The field of the task has a part of its name."""
+    given: dict[str, Any] = dict(filters)
+    part = given.pop("task", None)
+    return replace(LetterCriteria.of(**given), task_part=part)
 
 
 def _offered(dead: dict[str, int]) -> dict[str, int]:
@@ -170,7 +180,7 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
             )
         total = so_far(form, "total") or len(letters)
         with values_of_request():
-            change = change_of(action.removeprefix("dead."), letters, LetterCriteria.of(**filters))
+            change = change_of(action.removeprefix("dead."), letters, _criteria_of(filters))
             chunk = change(CHUNK, form.get("cursor") or None)
     done = Chunk(chunk.changed, chunk.refused, chunk.changed + chunk.refused, chunk.cursor)
     return show_progress(view, f"all of {queue} {which or ''}".strip(), done, total, _back(queue, filters))

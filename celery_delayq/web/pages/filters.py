@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any
 from urllib.parse import quote, unquote
@@ -45,7 +46,7 @@ def fields_of(query: Params) -> dict[str, str]:
 
 
 def criteria_of(fields: Mapping[str, str], now_ms: int) -> Criteria:
-    """Return what the fields mean.
+    """Return what the fields mean. The field of the task has a part of its name.
 
     Args:
         fields: as `fields_of` returns them.
@@ -58,8 +59,9 @@ def criteria_of(fields: Mapping[str, str], now_ms: int) -> Criteria:
     values: dict[str, Any] = {
         name: time_of(value.strip(), now_ms) if name in times else value for name, value in fields.items()
     }
+    part = values.pop("task", None)
     try:
-        return Criteria.of(**values)
+        return replace(Criteria.of(**values), task_part=part)
     except (TypeError, ValueError) as exc:
         raise InvalidFilter(str(exc)) from exc
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from celery_delayq.basics.errors import UnknownQueue
-from celery_delayq.basics.times import to_ms
+from celery_delayq.basics.times import shown_span, to_ms
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.consumers import Consumers, consumers
 from celery_delayq.inspector.counts import QueueCounts, count
@@ -16,7 +16,7 @@ from celery_delayq.inspector.histogram import Bucket, Histogram, histogram
 from celery_delayq.inspector.history import History
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.audit import Change
-from celery_delayq.web.charts import Chart, bar_chart
+from celery_delayq.web.charts import Chart, bar_chart, labels_between, nice_time
 from celery_delayq.web.rendering import lateness
 from celery_delayq.web.request import Response, encoded
 from celery_delayq.web.view import Page, View
@@ -59,6 +59,7 @@ def _show(view: View, done: Any = None) -> Response:
         due_chart=_due_chart(view, due, span_s),
         link_of=lambda bucket: _href(bucket, span_s),
         consumers=_consumers(workers),
+        alone=_alone(counts.queues, workers),
         earlier=max(_ms(counts.at), _ms(due.buckets[0].start) - span_s * 1000) if start_ms else None,
         later=_ms(due.buckets[-1].end),
         hours=hours,
@@ -108,6 +109,12 @@ def _consumers(found: Consumers) -> Counter[str]:
     )
 
 
+def _alone(queues: Sequence[QueueCounts], found: Consumers) -> frozenset[str]:
+    """Return the queues with ready or delayed tasks that nobody consumes: these will not run."""
+    known = {*_consumers(found), *(lost.queue for lost in found.lost.queues)}
+    return frozenset(one.queue for one in queues if (one.ready or one.delayed) and one.queue not in known)
+
+
 def _spans(view: View) -> list[tuple[int, Any]]:
     words = (view._("1 hour"), view._("1 day"), view._("7 days"), view._("30 days"), view._("1 year"))
     return list(zip(SPANS, words, strict=True))
@@ -144,15 +151,10 @@ def _due_chart(view: View, due: Histogram, span_s: int) -> Chart:
     return bar_chart(
         [bucket.count for bucket in buckets],
         titles,
-        _labels([_text(bucket.start, span_s) for bucket in buckets]),
+        labels_between(buckets[0].start, buckets[-1].end),
         hrefs=[_href(bucket, span_s) for bucket in buckets],
         unit=_short_number,
     )
-
-
-def _labels(texts: Sequence[str]) -> list[tuple[int, str]]:
-    """Return about six labels for a chart: the place of a bar, and its text."""
-    return [(at, texts[at]) for at in range(0, len(texts), max(1, len(texts) // 6))]
 
 
 def _text(when: datetime, span_s: float) -> str:
@@ -169,6 +171,11 @@ def _short_number(value: float) -> str:
     return f"{value:g}"
 
 
+def short_time(seconds: float) -> str:
+    """Return a round time in one unit."""
+    return lateness(seconds) if seconds < 60 else shown_span(timedelta(seconds=seconds)).split()[0]
+
+
 def _past_charts(view: View, past: History) -> tuple[Chart, Chart]:
     """Return the charts of what was transferred, and of how late that was."""
     points = past.points
@@ -183,8 +190,8 @@ def _past_charts(view: View, past: History) -> tuple[Chart, Chart]:
         view._("%(late)s from %(start)s UTC on", late=lateness(late_s), start=start)
         for late_s, start in zip(late, starts, strict=True)
     ]
-    labels = _labels(starts)
+    labels = labels_between(points[0].start, points[-1].end)
     return (
         bar_chart(counts, counts_said, labels, unit=_short_number),
-        bar_chart(late, late_said, labels, unit=lateness),
+        bar_chart(late, late_said, labels, unit=short_time, rounded=nice_time),
     )

@@ -13,6 +13,7 @@ from celery_delayq.inspector.pages import Criteria
 from celery_delayq.inspector.task import ScheduledTask
 from celery_delayq.transport.named import check_known
 from celery_delayq.web.access import Refusal
+from celery_delayq.web.broker import PROPOSED
 from celery_delayq.web.pages.filters import (
     LONGEST_ID,
     InvalidFilter,
@@ -45,9 +46,6 @@ _COUNT_S = 0.15
 
 #: How many tasks a question holds in memory at once. Each may have megabytes.
 _HELD = 25
-
-#: The most names of tasks and of queues that the filter proposes.
-_PROPOSED = 200
 
 
 def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
@@ -86,8 +84,8 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
         cursor=page.cursor if page is not None else None,
         lost=page.lost if page is not None else None,
         total=total,
-        queues=queues[:_PROPOSED],
-        task_names=_task_names(view),
+        queues=queues[:PROPOSED],
+        task_names=view.broker.task_names(),
         id_key=id_key,
         longest_id=LONGEST_ID,
         message=done,
@@ -101,19 +99,16 @@ def _is_ready(view: View) -> bool:
 
 def _hint(view: View, inspector: Inspector, fields: Mapping[str, str]) -> Any:
     """Return that a name of the filter is probably misspelt; None if not. Nothing was found for it."""
+    part = fields.get("task", "")
     try:
         inspector.check_queue(fields.get("queue"))
-        check_known(view.broker.app, fields.get("task"))
+        if not any(part in name for name in view.broker.app.tasks):
+            check_known(view.broker.app, part)
     except UnknownQueue as exc:
         return did_you_mean(view, exc.near) or view._("There is no such queue.")
     except UnknownTask as exc:
         return did_you_mean(view, exc.near)
     return None
-
-
-def _task_names(view: View) -> list[str]:
-    names = sorted(name for name in view.broker.app.tasks if not name.startswith("celery."))
-    return names[:_PROPOSED]
 
 
 def _act(view: View) -> Response:
@@ -256,7 +251,7 @@ def _named(view: View) -> list[Any]:
     labels = {
         "state": view._("State"),
         "queue": view._("Queue"),
-        "task": view._("Task"),
+        "task": view._("Task contains"),
         "due_after": view._("Due from"),
         "due_before": view._("Due before"),
         "text": view._("Text in arguments"),

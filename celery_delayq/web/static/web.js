@@ -35,8 +35,47 @@
       try { localStorage.setItem("delayq-zone", isLocal ? "local" : "utc"); } catch { /* as above */ }
       name();
       showTimes(document);
+      document.querySelectorAll("[data-picks]").forEach(showPicked);
     });
     name();
+  }
+
+  // -- a picker beside a field for a time: it has the zone shown, and the field what the server reads
+
+  const WRITTEN = /^(\d{4}-\d\d-\d\d)[ T](\d\d:\d\d(?::\d\d)?)$/; // in UTC
+
+  const fieldOf = (picker) => picker.closest("form").elements[picker.dataset.picks];
+
+  function showPicked(picker) {
+    const found = WRITTEN.exec(fieldOf(picker).value.trim()), input = picker.querySelector("input");
+    picker.querySelector("span").textContent = isLocal ? zoned.resolvedOptions().timeZone : "UTC";
+    const when = found ? new Date(`${found[1]}T${found[2]}Z`) : new Date(NaN);
+    const shown = isLocal ? new Date(when - when.getTimezoneOffset() * 60000) : when;
+    input.value = Number.isNaN(when.getTime()) ? "" : shown.toISOString().slice(0, 19);
+  }
+
+  function startPicker(picker) {
+    const input = picker.querySelector("input"), field = fieldOf(picker);
+    picker.hidden = false;
+    input.addEventListener("input", () => {
+      const when = new Date(isLocal ? input.value : `${input.value}Z`);
+      if (!Number.isNaN(when.getTime())) field.value = when.toISOString().slice(0, 19).replace("T", " ");
+    });
+    field.addEventListener("input", () => showPicked(picker));
+    showPicked(picker);
+  }
+
+  // -- what needs a selection is off without one
+
+  function startActions(form) {
+    const tell = () => {
+      const isSome = form.elements.scope.value === "matching" || form.querySelector("tbody input[type=checkbox]:checked");
+      for (const button of form.querySelectorAll("button[name=action]")) button.disabled = !isSome;
+    };
+    form.addEventListener("change", tell);
+    form.addEventListener("selected", tell);
+    window.addEventListener("pageshow", tell); // a browser that goes back restores what was checked
+    tell();
   }
 
   // -- swapping regions
@@ -56,14 +95,15 @@
   function swap(region, html) {
     const checked = new Set([...region.querySelectorAll("input[type=checkbox]:checked")].map((box) => box.value));
     const open = [...region.querySelectorAll("details[open][id]")].map((each) => each.id);
-    const scrolled = [...region.querySelectorAll(".scroll, .plot")].map((each) => each.scrollLeft);
+    const scrolled = [...region.querySelectorAll(".scroll")].map((each) => each.scrollLeft);
     const focused = region.contains(document.activeElement) ? keyOf(document.activeElement) : null;
     raw.set(region.id, html);
     region.innerHTML = html;
     for (const box of region.querySelectorAll("input[type=checkbox]:not([data-all])")) box.checked = checked.has(box.value);
     for (const id of open) document.getElementById(id)?.setAttribute("open", "");
-    region.querySelectorAll(".scroll, .plot").forEach((each, at) => { each.scrollLeft = scrolled[at] ?? 0; });
+    region.querySelectorAll(".scroll").forEach((each, at) => { each.scrollLeft = scrolled[at] ?? 0; });
     if (focused) region.querySelector(focused)?.focus({ preventScroll: true });
+    region.closest("form")?.dispatchEvent(new Event("selected"));
     prepare(region);
   }
 
@@ -168,6 +208,8 @@
 
   for (const region of regions(document)) raw.set(region.id, region.innerHTML);
   startZone();
+  document.querySelectorAll("[data-picks]").forEach(startPicker);
+  for (const form of document.forms) if (form.elements.scope?.length) startActions(form);
   prepare(document);
   if (document.body.hasAttribute("data-live")) startLive();
 })();

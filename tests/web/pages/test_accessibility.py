@@ -13,7 +13,7 @@ from tests.web.pages.views import open_details, views
 from tests.web.visit import DESKTOP, PHONE, Scheme, Visits
 
 #: Widths of windows, in CSS pixels: of phones, of tablets, where the layout changes, and of desktops.
-WIDTHS = (360, 412, 560, 561, 700, 701, 760, 1024, 1280, 1920)
+WIDTHS = (360, 412, 560, 561, 760, 860, 861, 1024, 1280, 1920)
 
 #: How much wider a page is than its window, when it is laid out.
 _TOO_WIDE = """new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => {

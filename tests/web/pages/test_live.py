@@ -29,7 +29,7 @@ def next_answer(page: Page, do: Callable[[], object] = lambda: None) -> Response
 def test_what_the_operator_does_stays(visit: Visits, url: str, app: Celery) -> None:
     """A task appears and one disappears, while boxes are checked, and something is focused, selected and scrolled."""
     ids = add_orders(app, 40)
-    page = visit(f"{url}waiting", size=(800, 500))
+    page = visit(f"{url}waiting", size=(880, 500))
     select(page, ids[20], ids[21])
     box = page.get_by_role("checkbox", name=f"Select {ids[22]}")
     box.focus()

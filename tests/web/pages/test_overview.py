@@ -135,3 +135,17 @@ def test_the_language(visit: Visits, url: str, app: Celery) -> None:
     expect(page.get_by_role("heading", level=1)).to_have_text("Workers")
     chinese = visit(url, locale="zh-CN")
     expect(chinese.locator("html")).to_have_attribute("lang", "zh")
+
+
+def test_the_table_of_queues_fits_a_phone(visit: Visits, url: str, app: Celery, client: redis.Redis) -> None:
+    fill(app, client)
+    page = visit(url, size=(390, 800))
+    row = page.locator("#queues tbody tr").filter(has_text="reports")
+    for label in ("Delayed", "Overdue", "Ready", "In flight", "Dead", "Consumers", "Next due"):
+        cell = row.locator(f"td[data-label='{label}']")
+        box = cell.bounding_box()
+        assert box is not None
+        assert 0 <= box["x"] < box["x"] + box["width"] <= 390
+        assert label in cell.evaluate("each => getComputedStyle(each, '::before').content + each.dataset.label")
+    expect(row).to_contain_text("no consumer")
+    expect(page.locator("#queues tbody tr").filter(has_text="celery")).not_to_contain_text("no consumer")

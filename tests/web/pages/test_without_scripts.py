@@ -17,6 +17,7 @@ def test_tasks_are_filtered_and_changed(visit: Visits, url: str, app: Celery, cl
     for name in ("Show my time zone", "Pause updates"):
         expect(page.get_by_role("button", name=name)).to_be_hidden()
     expect(page.get_by_role("checkbox", name="Select all on this page")).to_be_hidden()
+    expect(page.get_by_role("button", name="Cancel …")).to_be_enabled()
     page.get_by_label("Queue", exact=True).fill("mail")
     press(page, "Filter")
     expect(rows(page)).to_have_count(4)
@@ -27,6 +28,7 @@ def test_tasks_are_filtered_and_changed(visit: Visits, url: str, app: Celery, cl
     expect_ids(page, ids[2:])
     select(page, ids[2])
     press(page, "Reschedule …")
+    expect(page.get_by_label("Or pick a time")).to_be_hidden()
     page.get_by_label("New due time").fill("3d")
     press(page, "Reschedule")
     expect(said(page)).to_have_text("1 task rescheduled.")
@@ -72,6 +74,9 @@ def test_periodic_tasks(visit: Visits, url: str, app: Celery) -> None:
     page.get_by_text("Add a periodic task").click()
     for label, value in (("Name", "a/b?c"), ("Task", "shop.carts.tidy"), ("Schedule", "2h")):
         page.get_by_label(label, exact=label != "Schedule").fill(value)
+    press(page, "Add …")
+    expect(page.locator("#preview li")).to_have_count(5)
+    assert list(app.delayq.schedule) == []
     press(page, "Add")
     expect(said(page)).to_have_text("a/b?c added.")
     page.get_by_role("link", name="a/b?c").click()
@@ -79,7 +84,7 @@ def test_periodic_tasks(visit: Visits, url: str, app: Celery) -> None:
     expect(page.locator("dl")).to_contain_text("paused")
     page.get_by_text("Edit", exact=True).click()
     page.get_by_label("Schedule").fill("3h")
-    press(page, "Save")
+    press(page, "Save …", "Save")
     expect(page.locator("dl")).to_contain_text("every 3h")
     press(page, "Resume", "Remove …", "Remove for good")
     expect(said(page)).to_have_text("a/b?c removed.")

@@ -47,6 +47,7 @@ def views(page: Page, watch: Watch, url: str, app: Celery, client: redis.Redis) 
             "dead?queue=celery",
             "periodic",
             "workers",
+            "worker?name=worker@shop.example:4711",
         ),
         *(f"task?id={filled.waiting[what]}" for what in ("expires", "mail 1", "chord 0")),
         *(f"letter?queue=celery&letter={letter}" for letter in letters),
@@ -109,12 +110,14 @@ def views(page: Page, watch: Watch, url: str, app: Celery, client: redis.Redis) 
     confirm()
     yield "all done"
     page.goto(f"{url}periodic")
-    page.locator("summary").click()
+    page.locator("#add > summary").click()
     for name, value in (("name", "new"), ("task", "shop.carts.tidy"), ("when", "never")):
         page.locator(f"input[name={name}]").fill(value)
     press("schedule.add")
     yield "a periodic task that is not valid"
     page.locator("input[name=when]").fill("5m")
+    press("schedule.add")
+    yield "a periodic task that is shown before it is added"
     press("schedule.add")
     yield "a periodic task that was added"
     page.goto(f"{url}entry?name=new")
