@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from celery_delayq.basics.text import visible
 from celery_delayq.basics.times import shown_span
-from celery_delayq.web.request import encoded
+from celery_delayq.web.request import Params, encoded
 from celery_delayq.web.words import WEEKDAYS
 
 #: What stands for nothing.
@@ -88,6 +88,10 @@ def _without(params: Iterable[tuple[str, str]], *names: str) -> dict[str, str]:
     return {name: value for name, value in params if name not in names}
 
 
+def _field(name: str, form: Params) -> str:
+    return form.get(name)
+
+
 def _exact(value: object) -> Markup:
     """Return text for a field that people edit: as it is, but for what no page can hold."""
     return escape(str(value).encode("utf-8", "replace").decode())
@@ -107,7 +111,7 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_FILTERS = (cut, _number, _when, lateness, _size, as_json, lines, _weekday, _without, _exact)
+_FILTERS = (cut, _number, _when, lateness, _size, as_json, lines, _weekday, _without, _field, _exact)
 ENVIRONMENT.filters.update({each.__name__.lstrip("_"): each for each in _FILTERS})
 ENVIRONMENT.filters["left"] = shown_span
 ENVIRONMENT.globals.update(url=_url, longest_name=LONGEST_NAME)

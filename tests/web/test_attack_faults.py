@@ -64,7 +64,8 @@ def test_a_command_that_is_refused_does_not_stop_other_requests(redis_server: Pr
         app.tasks[REMIND].apply_async((1,), task_id="a", countdown=3600)
         user = user_of(app)
         with state.out_of_memory(client):
-            refused = user.post("/periodic", {"action": "schedule.add", "name": "n", "task": "t", "when": "60s"}, **OWN)
+            form = {"action": "schedule.add", "confirmed": "yes", "name": "n", "task": "t", "when": "60s"}
+            refused = user.post("/periodic", form, **OWN)
             seen, cancelled = user.get("/waiting"), user.post(*confirmed("cancel", id="a"), **OWN)
         assert (refused.status, seen.status, cancelled.status) == (503, 200, 200)
         assert "1 task cancelled." in cancelled.page.text

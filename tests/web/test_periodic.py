@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from datetime import timedelta
+import re
+from datetime import datetime, timedelta
 from typing import Any
+from urllib.parse import urlencode
+from zoneinfo import ZoneInfo
 
 import pytest
 import redis
@@ -14,10 +17,12 @@ from hypothesis import strategies as st
 
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.schedule.encoding import decode, encode, written
-from celery_delayq.web.pages.entry import line_of
+from celery_delayq.schedule.periodic_task import PeriodicTask
+from celery_delayq.web.pages.entry_form import fields_of, form_of, line_of
+from celery_delayq.web.request import Params
 from tests.foreign import FOREIGN, FOREIGN_GOOD
 from tests.web import direct
-from tests.web.direct import User
+from tests.web.direct import Answer, User
 
 app, client, user = direct.app, direct.client, direct.user
 
@@ -25,27 +30,41 @@ NEW = {
     "name": "news é",
     "task": "shop.mail.send",
     "when": "0 6 * * mon-fri",
-    "args": '["a@shop.example"]',
-    "kwargs": '{"x": [1, null]}',
-    "options": '{"queue": "mail"}',
-    "timing": '{"tz": "Europe/Berlin"}',
+    "tz": "Europe/Berlin",
+    "arguments": "a@shop.example\nx=[1, null]",
+    "queue": "mail",
+    "priority": "3",
+    "options": "expires=60",
+    "max_runs": "10",
 }
 
 
+def saved(user: User, answer: Answer, action: str, **typed: str) -> Answer:
+    """Save a form: what would be is shown first."""
+    shown = user.submit(answer, action, **typed)
+    assert shown.status == 200, shown.page.text
+    assert "Not saved yet." in shown.page.text
+    return user.submit(shown, action)
+
+
 def test_an_entry_is_added_shown_edited_and_removed(app: Celery, user: User) -> None:
-    added = user.submit(user.get("/periodic"), "schedule.add", **NEW)
+    added = saved(user, user.get("/periodic"), "schedule.add", **NEW)
     assert added.status == 200
     assert "news é added." in added.page.text
     (link,) = (url for url in added.page.values("href") if url.startswith("entry?"))
     query = link.partition("?")[2]
     shown = user.get("/entry", query)
-    fields = dict(shown.page.form("schedule.update").fields)
+    fields = {name: value for name, value in shown.page.form("schedule.update").fields if value}
     assert fields == {name: value for name, value in NEW.items() if name != "name"}
-    changed = user.submit(shown, "schedule.update", when="90s", args="", timing="")
+    entry = app.delayq.schedule.get("news é")
+    assert (entry.args, entry.kwargs) == (["a@shop.example"], {"x": [1, None]})
+    assert entry.options == {"queue": "mail", "priority": 3, "expires": 60}
+    assert entry.timing == {"tz": "Europe/Berlin", "max_runs": 10}
+    changed = saved(user, shown, "schedule.update", when="90s", arguments="x=é", tz="", max_runs="", options="")
     assert "Saved." in changed.page.text
     entry = app.delayq.schedule.get("news é")
     assert (entry.schedule, entry.args, entry.timing) == ({"every": 90.0}, [], {})
-    assert (entry.kwargs, entry.options) == ({"x": [1, None]}, {"queue": "mail"})
+    assert (entry.kwargs, entry.options) == ({"x": "é"}, {"queue": "mail", "priority": 3})
     paused = user.submit(user.get("/entry", query), "schedule.pause")
     assert app.delayq.schedule.get("news é").paused
     user.submit(paused, "schedule.resume")
@@ -59,7 +78,7 @@ def test_an_entry_is_added_shown_edited_and_removed(app: Celery, user: User) -> 
 
 def test_a_task_that_is_probably_misspelt_gets_a_hint(app: Celery, user: User) -> None:
     for name, task, hint in (("a", "shop.mail.sned", "Did you mean shop.mail.send?"), ("b", "billing.charge", "")):
-        user.submit(user.get("/periodic"), "schedule.add", **{**NEW, "name": name, "task": task})
+        saved(user, user.get("/periodic"), "schedule.add", **{**NEW, "name": name, "task": task})
         shown = user.get("/entry", {"name": name}).page.text
         assert "unknown task" in shown
         assert ("Did you mean" in shown) is bool(hint)
@@ -97,17 +116,23 @@ WRONG = [
     ("when", "* * *", "five fields"),
     ("when", "99 * * * *", "99"),
     ("when", "a b c d e", "valid"),
-    ("args", "{}", "args must be a JSON list"),
-    ("args", "[", "args is not valid JSON"),
-    ("args", "[" * 100_000, "args is not valid JSON"),
-    ("args", "[" + "9" * 5000 + "]", "args"),
-    ("kwargs", "[]", "kwargs must be a JSON object"),
-    ("options", "null", "options must be a JSON object"),
-    ("options", '{"countdown": "x"}', "countdown"),
-    ("timing", '{"tz": "Nowhere/Else"}', "Nowhere"),
-    ("timing", '{"nonsense": 1}', "nonsense"),
-    ("timing", '{"jitter": "x"}', "jitter"),
-    ("timing", '{"start": "x"}', "start"),
+    ("arguments", "[1, ", "not valid JSON"),
+    ("arguments", "x={", "not valid JSON"),
+    ("arguments", "[" * 100_000, "not valid JSON"),
+    ("arguments", "9" * 5000, "not valid JSON"),
+    ("options", "4", "name=value"),
+    ("options", "expires=[", "not valid JSON"),
+    ("options", "countdown=x", "countdown"),
+    ("priority", "high", "priority must be a whole number"),
+    ("tz", "Nowhere/Else", "Nowhere"),
+    ("jitter", "x", "jitter"),
+    ("start", "x", "start"),
+    ("end", "9" * 30 + "d", "end"),
+    ("max_runs", "0", "max_runs"),
+    ("max_runs", "x", "max_runs"),
+    ("max_lateness", "-", "max_lateness"),
+    ("catch_up", "-1", "catch_up"),
+    ("missed", "perhaps", "missed"),
 ]
 
 
@@ -139,8 +164,8 @@ def check_wrong(app: Celery, user: User, field: str, value: str, words: str) -> 
 
 
 def test_a_name_is_taken(app: Celery, user: User) -> None:
-    user.submit(user.get("/periodic"), "schedule.add", **NEW)
-    answer = user.submit(user.get("/periodic"), "schedule.add", **NEW | {"when": "5m"})
+    saved(user, user.get("/periodic"), "schedule.add", **NEW)
+    answer = saved(user, user.get("/periodic"), "schedule.add", **NEW | {"when": "5m"})
     assert answer.status == 400
     assert "exists already" in answer.page.text
     assert app.delayq.schedule.get("news é").schedule == {"crontab": "0 6 * * mon-fri"}
@@ -213,7 +238,7 @@ def test_saving_keeps_the_schedule(app: Celery, user: User, schedule: dict[str, 
     app.delayq.schedule.add("kept", "shop.carts.tidy", schedule, [1], tz="Europe/Berlin", jitter=5.0)
     before = app.delayq.schedule.get("kept")
     assert before.schedule == schedule
-    answer = user.submit(user.get("/entry", {"name": "kept"}), "schedule.update", kwargs='{"a": 1}')
+    answer = saved(user, user.get("/entry", {"name": "kept"}), "schedule.update", arguments="1\na=1")
     assert "Saved." in answer.page.text, answer.page.text
     after = app.delayq.schedule.get("kept")
     assert (after.schedule, after.args, after.timing) == (schedule, [1], before.timing)
@@ -249,3 +274,72 @@ def test_a_long_definition_is_shown_but_not_edited(app: Celery, user: User) -> N
     answer = user.get("/entry", {"name": "long"})
     assert len(answer.text) < 50_000
     assert not [form for form in answer.page.forms if ("action", "schedule.update") in form.buttons]
+
+
+# -- seen before it is saved
+
+
+def runs(answer: Answer) -> list[str]:
+    """Return the times that the page foretells before it saves."""
+    _, _, rest = answer.text.partition('id="preview"')
+    return re.findall(r'<time datetime="([^"]+)"', rest.partition("</form>")[0])
+
+
+def test_the_next_five_runs_are_shown_before_anything_is_saved(app: Celery, user: User) -> None:
+    shown = user.submit(user.get("/periodic"), "schedule.add", **NEW)
+    assert list(app.delayq.schedule) == []
+    times = [datetime.fromisoformat(one).astimezone(ZoneInfo("Europe/Berlin")) for one in runs(shown)]
+    assert len(times) == 5
+    assert times == sorted(set(times))
+    assert {(one.hour, one.minute) for one in times} == {(6, 0)}
+    assert all(one.weekday() < 5 for one in times)
+    # A field is changed once more: that has to be seen, too.
+    again = user.submit(shown, "schedule.add", when="90s", max_runs="3")
+    assert list(app.delayq.schedule) == []
+    first, second, third = (datetime.fromisoformat(one) for one in runs(again))
+    assert third - second == second - first == timedelta(seconds=90)
+    assert "news é added." in user.submit(again, "schedule.add").page.text
+    assert app.delayq.schedule.get("news é").when == "every 1m 30s"
+
+
+def test_a_change_is_shown_before_it_is_saved(app: Celery, user: User) -> None:
+    entry = app.delayq.schedule.add("tidy", "shop.carts.tidy", 60.0)
+    shown = user.submit(user.get("/entry", {"name": "tidy"}), "schedule.update", enabled="no")
+    assert runs(shown) == []
+    assert "Never." in shown.page.text
+    assert app.delayq.schedule.get("tidy") == entry
+    shown = user.submit(shown, "schedule.update", enabled="", start="2031-01-01 00:00", when="1h")
+    assert runs(shown)[0].startswith("2031-01-01T00:00:00")
+    assert runs(shown)[1].startswith("2031-01-01T01:00:00")
+    assert "Saved." in user.submit(shown, "schedule.update").page.text
+    assert app.delayq.schedule.get("tidy").timing == {"start": "2031-01-01T00:00:00+00:00"}
+
+
+_TEXTS = st.text() | st.sampled_from(["42", "null", "x=1", "[", '"a"', " ", "a b", "-1", "NaN", "\u2028", "\ud800"])
+_JSON = st.recursive(
+    st.none() | st.booleans() | st.integers(-(10**20), 10**20) | st.floats(allow_nan=False) | _TEXTS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(_TEXTS, inner, max_size=3),
+    max_leaves=8,
+)
+_NAMES = st.sampled_from(["a", "to_whom", "é", "x1"])
+
+
+@given(st.lists(_JSON, max_size=4), st.dictionaries(_NAMES, _JSON, max_size=3), st.dictionaries(_NAMES, _JSON))
+def test_a_form_means_what_it_was_made_of(args: list[Any], kwargs: dict[str, Any], options: dict[str, Any]) -> None:
+    timing = {"tz": "Asia/Kolkata", "start": "2031-01-01T00:00:00+00:00", "jitter": 0.125, "lazy": True}
+    timing |= {"missed": "all", "catch_up": 7, "enabled": False, "max_lateness": 90.0}
+    entry = PeriodicTask("n", "t", {"every": 60.0}, args, kwargs, {"queue": "q", "priority": 0, **options}, timing)
+    form = form_of(entry)
+    assert form is not None
+    found = fields_of(Params(urlencode([(name, value.replace("\n", "\r\n")) for name, value in form])))
+    assert (found["args"], found["kwargs"], found["options"]) == (args, kwargs, entry.options)
+    assert found["timing"] == timing
+    assert found["schedule"] == timedelta(seconds=60)
+
+
+@pytest.mark.parametrize("kwargs", [{"a b": 1}, {"": 1}, {"1": 1}, {"a\nb": 1}])
+def test_what_a_form_cannot_say_is_not_edited_there(app: Celery, user: User, kwargs: dict[str, Any]) -> None:
+    app.delayq.schedule.add("odd", "shop.carts.tidy", 60.0, kwargs=kwargs)
+    shown = user.get("/entry", {"name": "odd"})
+    assert "It has more than this form can say." in shown.page.text
+    assert not [form for form in shown.page.forms if ("action", "schedule.update") in form.buttons]

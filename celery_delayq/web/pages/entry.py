@@ -2,38 +2,36 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from decimal import Decimal
-from math import inf
 from typing import Any
 
 from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from celery_delayq.basics.errors import DelayqError, InvalidSchedule, UnknownEntry
+from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.transport.named import similar
 from celery_delayq.web.access import Refusal
 from celery_delayq.web.audit import Change
 from celery_delayq.web.broker import Unavailable
-from celery_delayq.web.pages.periodic import fields_of
+from celery_delayq.web.pages.entry_form import fields_of, form_of, is_seen, keeps_schedule
+from celery_delayq.web.pages.periodic import RUNS, form_values, preview_of
 from celery_delayq.web.pages.steps import ask, did_you_mean, is_confirmed
-from celery_delayq.web.request import Params, Response, encoded
+from celery_delayq.web.request import Response, encoded
 from celery_delayq.web.view import Page, View
 
 #: A longer definition is shown, but not edited here.
 _MOST_EDITED = 50_000
-
-#: How many runs are foretold.
-_RUNS = 5
 
 
 class CannotSend(DelayqError):
     """The arguments or options of a periodic task do not fit."""
 
 
-def _show(view: View, message: Any = None, error: str | None = None) -> Response:
+def _show(
+    view: View, message: Any = None, error: str | None = None, preview: Mapping[str, Any] | None = None
+) -> Response:
     name = _name(view)
     schedule = view.broker.schedule()
     try:
@@ -44,10 +42,10 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         entry = PeriodicTask(name, "", None, error=str(exc))
     runs, unknown = [], None
     try:
-        runs = schedule.next_runs(name, _RUNS)
+        runs = schedule.next_runs(name, RUNS)
     except DelayqError as exc:
         unknown = str(exc)
-    form = view.request.form if error else _form_of(entry)
+    form = view.request.form if error or preview else form_of(entry)
     return view.page(
         "entry.html",
         400 if error else 200,
@@ -55,36 +53,13 @@ def _show(view: View, message: Any = None, error: str | None = None) -> Response
         runs=runs,
         unknown=unknown,
         hint="" if entry.is_registered else did_you_mean(view, similar(view.broker.app, entry.task)),
-        form=form,
-        can_edit=entry.app is None and sum(len(value) for _, value in form) <= _MOST_EDITED,
-        keeps=_keeps_schedule(entry),
+        **form_values(view, form, preview),
+        can_edit=entry.app is None and form is not None and sum(len(value) for _, value in form) <= _MOST_EDITED,
+        keeps=keeps_schedule(entry),
         message=message,
         error=error,
-        is_live=not message and not error,
+        is_live=not (message or error or preview),
     )
-
-
-def _form_of(entry: PeriodicTask) -> Params:
-    """Return the fields of the form as the entry has them."""
-    given = entry.schedule if isinstance(entry.schedule, dict) else {}
-    fields: dict[str, Any] = {"task": entry.task, "when": line_of(given)}
-    for name in ("args", "kwargs", "options", "timing"):
-        value = getattr(entry, name)
-        fields[name] = json.dumps(value if name != "args" else list(value), ensure_ascii=False) if value else ""
-    return Params(encoded(fields))
-
-
-def line_of(schedule: Mapping[str, Any]) -> str:
-    """Return a schedule as a person writes it; empty if that says less than the schedule, so that it stays as it is."""
-    every, crontab = schedule.get("every"), schedule.get("crontab")
-    if len(schedule) == 1 and isinstance(every, (int, float)) and every is not True and 0 < every < inf:
-        return f"{Decimal(repr(every)):f}s"
-    return crontab if len(schedule) == 1 and isinstance(crontab, str) else ""
-
-
-def _keeps_schedule(entry: PeriodicTask) -> bool:
-    """Return whether a form without a schedule leaves it as it is, because nobody can write it."""
-    return isinstance(entry.schedule, dict) and not line_of(entry.schedule)
 
 
 def _name(view: View) -> str:
@@ -100,14 +75,16 @@ def _ask(view: View, note: Any) -> Response:
 
 
 def _change(view: View, change: Callable[[str], object], done: Any) -> Response:
-    """Change an entry, and show it, or the error."""
+    """Change an entry, and show it, or the error; or the answer that the change returns because it did nothing yet."""
     name, action = _name(view), view.request.form.get("action")
     try:
-        change(name)
+        shown = change(name)
     except UnknownEntry as exc:
         raise Refusal(404, "There is no such periodic task.") from exc
     except DelayqError as exc:
         return _show(view, error=str(exc))
+    if isinstance(shown, Response):
+        return shown
     view.audit(Change(action, name, 1))
     return view.page("removed.html", message=done) if action == "schedule.remove" else _show(view, done)
 
@@ -135,11 +112,14 @@ def _run_now(view: View) -> Response:
 def _update(view: View) -> Response:
     form, schedule = view.request.form, view.broker.schedule()
 
-    def update(name: str) -> None:
+    def update(name: str) -> object:
         entry = schedule.get(name)
-        fields = fields_of(form, wants_schedule=bool(form.get("when").strip()) or not _keeps_schedule(entry))
+        fields = fields_of(form, wants_schedule=bool(form.get("when").strip()) or not keeps_schedule(entry))
+        if entry.app is None and not is_seen(form):
+            definition = Definition.of(name, {"schedule": entry.schedule, **fields}, view.broker.app)
+            return _show(view, preview=preview_of(view, definition, entry))
         # Fields that the form does not have any more get their defaults.
-        schedule.update_fields(name, fields, {**dict.fromkeys(entry.timing), **fields.pop("timing")})
+        return schedule.update_fields(name, fields, {**dict.fromkeys(entry.timing), **fields.pop("timing")})
 
     return _change(view, update, view._("Saved."))
 

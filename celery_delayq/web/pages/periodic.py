@@ -2,55 +2,64 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
 from celery_delayq.basics.errors import DelayqError
 from celery_delayq.schedule.definition import Definition
-from celery_delayq.schedule.encoding import json_of, written
+from celery_delayq.schedule.forecast import runs_if_changed
+from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.web.audit import Change
+from celery_delayq.web.broker import PROPOSED
+from celery_delayq.web.pages.entry_form import POLICIES, fields_of, is_seen, mark_of
 from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import Page, View
-
-#: Fields of the form that are JSON, and what each must be.
-_JSON: Mapping[str, type] = {"args": list, "kwargs": dict, "options": dict, "timing": dict}
 
 #: The most entries that the list shows.
 _MOST = 1000
 
 
-def _show(view: View, message: Any = None, error: str | None = None) -> Response:
+#: How many runs are foretold.
+RUNS = 5
+
+
+def _show(
+    view: View, message: Any = None, error: str | None = None, preview: Mapping[str, Any] | None = None
+) -> Response:
     entries = list(view.broker.schedule())
     return view.page(
         "periodic.html",
         400 if error else 200,
         entries=entries[:_MOST],
         number=len(entries),
-        form=view.request.form,
+        **form_values(view, view.request.form, preview),
         keeps=False,
         message=message,
         error=error,
-        is_live=not message and not error,
+        is_live=not (message or error or preview),
     )
 
 
-def fields_of(form: Params, *, wants_schedule: bool = True) -> dict[str, Any]:
-    """Return the fields of an entry that a form has, see `Definition.of`.
+def form_values(view: View, form: Params | None, preview: Mapping[str, Any] | None) -> dict[str, Any]:
+    """Return what `entry_fields.html` shows."""
+    return {
+        "form": form,
+        "preview": preview,
+        "policies": POLICIES,
+        "task_names": view.broker.task_names(),
+        "queue_names": sorted(view.broker.app.amqp.queues)[:PROPOSED],
+    }
 
-    Args:
-        form: the form.
-        wants_schedule: whether the schedule is one of them.
+
+def preview_of(view: View, definition: Definition, known: PeriodicTask | None = None) -> dict[str, Any]:
+    """Return what is shown of a form before it is saved: the next runs, and the mark that its next request has.
 
     Raises:
-        InvalidSchedule: one cannot be read. The message says which.
+        InvalidSchedule: its schedule cannot tell.
     """
-    fields: dict[str, Any] = {"task": form.get("task").strip()}
-    if wants_schedule:
-        fields["schedule"] = written(form.get("when").strip())
-    for name, kind in _JSON.items():
-        text = form.get(name).strip()
-        fields[name] = json_of(text, kind, name) if text else kind()
-    return fields
+    runs = runs_if_changed(definition, known, time.time_ns() // 1_000_000, RUNS)
+    return {"runs": runs, "mark": mark_of(view.request.form)}
 
 
 def _add(view: View) -> Response:
@@ -58,6 +67,8 @@ def _add(view: View) -> Response:
     name = form.get("name").strip()
     try:
         definition = Definition.of(name, fields_of(form), view.broker.app)
+        if not is_seen(form):
+            return _show(view, preview=preview_of(view, definition))
         view.broker.schedule().add_definition(definition)
     except DelayqError as exc:
         return _show(view, error=str(exc))

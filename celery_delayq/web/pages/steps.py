@@ -14,7 +14,7 @@ from celery_delayq.web.request import Params, Response
 from celery_delayq.web.view import View
 
 #: Actions without a question.
-_AT_ONCE = ("queue.pause", "queue.resume", "schedule.add", "schedule.update", "schedule.pause", "schedule.resume")
+_AT_ONCE = ("queue.pause", "queue.resume", "schedule.pause", "schedule.resume")
 
 #: How many tasks one request changes at most.
 CHUNK = 1000
@@ -35,7 +35,7 @@ def is_about_all(form: Params) -> bool:
 
 def may_have_changed(form: Params) -> bool:
     """Return whether a form asked for a change, and not only for the question."""
-    return is_confirmed(form) or form.get("action") in _AT_ONCE
+    return bool(form.get("confirmed")) or form.get("action") in _AT_ONCE
 
 
 @contextmanager

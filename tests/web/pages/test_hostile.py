@@ -41,7 +41,7 @@ ELEMENTS = {
     ),
     *("strong", "small", "time", "table", "thead", "tbody", "tr", "th", "td", "form", "fieldset", "legend", "label"),
     *("input", "select", "option", "datalist", "button", "details", "summary", "progress", "figure", "figcaption"),
-    *("line", "text", "rect"),
+    *("line", "text", "rect", "textarea"),
 }
 
 #: All attributes that the templates use.
@@ -49,7 +49,20 @@ ATTRIBUTES = {
     *("id", "class", "lang", "href", "rel", "type", "src", "defer", "charset", "name", "content", "title", "hidden"),
     *("viewBox", "width", "height", "cx", "cy", "r", "d", "x", "y", "x1", "x2", "y1", "y2", "focusable", "translate"),
     *("tabindex", "role", "scope", "colspan", "method", "action", "value", "list", "placeholder", "autocomplete"),
-    *("checked", "selected", "open", "required", "autofocus", "datetime", "max", "spellcheck", "disabled"),
+    *(
+        "rows",
+        "step",
+        "inputmode",
+        "checked",
+        "selected",
+        "open",
+        "required",
+        "autofocus",
+        "datetime",
+        "max",
+        "spellcheck",
+        "disabled",
+    ),
 }
 
 
