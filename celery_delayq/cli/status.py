@@ -8,6 +8,7 @@ from typing import Any
 import click
 from rich.bar import Bar
 from rich.table import Table
+from rich.text import Text
 
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
@@ -25,6 +26,9 @@ _NOTHING_YET = (
     "Nothing here yet: no task is delayed, ready or in flight, and there are no dead letters. Delay a task with "
     "`apply_async(countdown=60)`, and start a worker with `celery -A ... worker`."
 )
+
+#: The colors of numbers that are not zero, in a terminal.
+_COLORS = {"overdue": "yellow", "dead": "red", "failed": "red"}
 
 #: Width of the longest bar.
 _BAR = 50
@@ -89,7 +93,7 @@ def queue_table(counts: Counts, width: int) -> Table:
         table.add_row(
             text(f"{queue.queue} (paused)" if queue.is_paused else queue.queue),
             *([text(queue.node)] if clustered else []),
-            *(f"{getattr(queue, name):,}" for name in numbers),
+            *(_number(name, getattr(queue, name)) for name in numbers),
             shown(queue.next_due, short=narrow),
             text(left),
             *([text(", ".join(sorted({_process(loop) for loop in queue.punctual})) or None)] if with_workers else []),
@@ -99,7 +103,7 @@ def queue_table(counts: Counts, width: int) -> Table:
         table.add_row(
             "all others" if counts.lost.queues else "all",
             *([""] if clustered else []),
-            *(f"{number:,}" for name, number in _totals(counts).items() if name in numbers),
+            *(_number(name, number) for name, number in _totals(counts).items() if name in numbers),
             shown(counts.next_due, short=narrow),
         )
     return table
@@ -112,6 +116,10 @@ def _is_empty(counts: Counts) -> bool:
         or any(_totals(counts).values())
         or any(queue.is_paused or queue.punctual for queue in counts.queues)
     )
+
+
+def _number(name: str, number: int) -> Text:
+    return Text(f"{number:,}", style=_COLORS.get(name, "") if number else "dim")
 
 
 def _is_cluster(counts: Counts) -> bool:
@@ -132,7 +140,7 @@ def histogram(counts: Counts) -> Table:
     table.add_column(width=_BAR)
     most = max(bucket.count for bucket in counts.histogram)
     for bucket in counts.histogram:
-        bar = Bar(most, 0, bucket.count, width=_BAR) if bucket.count else ""
+        bar = Bar(most, 0, bucket.count, width=_BAR, color="cyan") if bucket.count else ""
         table.add_row(shown(bucket.start), f"{bucket.count:,}", bar)
     table.add_row("later", f"{counts.later:,}")
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import signal
 from collections.abc import Callable
 
@@ -30,6 +31,14 @@ def terminal(broker_url: str, ledger_url: str) -> Terminal:
         return TerminalCommand(*args, broker=broker_url, ledger=ledger_url)
 
     return start
+
+
+def test_dead_messages_are_in_color(app: Celery, waiting: DelayedQueue, terminal: Terminal) -> None:
+    bury(waiting.client, waiting.name, b"dead")
+    with terminal("status") as status:
+        assert status.wait() == 0
+        assert re.search(r"\x1b\[31m *1\x1b\[0m", status.log)
+        assert re.search(r"\x1b\[2m *0\x1b\[0m", status.log)
 
 
 class TestTop:
@@ -118,4 +127,4 @@ def test_status_tells_which_worker_is_punctual(
         assert app.tasks["note"].apply_async(("x",), countdown=0.1).get(timeout=20) == "x"
         with terminal("status") as status:
             assert status.wait() == 0
-            assert f":{worker.pid} " in status.log
+            assert re.search(rf"@\S+:{worker.pid}\s", status.log)
