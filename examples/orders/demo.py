@@ -31,7 +31,12 @@ from examples.private_redis import PrivateRedis, dying_with_us, name_and_version
 ROOT = Path(__file__).parents[2]
 WORKER = ("-m", "celery", "-A", "examples.orders.shop", "worker", "--concurrency=2", "--loglevel=INFO")
 STORY = ("-m", "examples.orders.story")
-WEB = ("-m", "celery", "-A", "examples.orders.shop", "delayq", "web", "--port", "0")
+SCENE = ("-m", "celery", "-A", "examples.orders.scene")
+SCENE_WORKER = (
+    *(*SCENE, "worker", "--concurrency=2", "--loglevel=INFO", "--queues=example-orders,mail"),
+    *("--beat", "--scheduler=delayq"),
+)
+WEB = (*SCENE, "delayq", "web", "--port", "0")
 CUSTOMERS = ("-m", "examples.orders.customers")
 CLUSTER_WORKER = (
     *("-m", "celery", "-A", "examples.orders.cluster_shop", "worker", "--concurrency=2", "--loglevel=INFO"),
@@ -50,7 +55,7 @@ class WorkerDied(RuntimeError):
 
 @contextmanager
 def running(
-    arguments: tuple[str, ...], env: dict[str, str], log: IO[bytes] | None = None
+    arguments: tuple[str, ...], env: dict[str, str], log: int | IO[bytes] | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
     """Run Python with these arguments during the `with` block."""
     process = subprocess.Popen(
@@ -74,6 +79,26 @@ def running(
             process.wait()
 
 
+@contextmanager
+def busy_shop(env: dict[str, str], log: int | IO[bytes]) -> Iterator[None]:
+    """The scene of the web page and its worker, for pictures. The worker has a name that says nothing of the machine.
+
+    Args:
+        env: with `SHOP_REDIS`.
+        log: takes what the worker says.
+    """
+
+    def do(what: str) -> None:
+        # In a process of its own: this one has imported the shop with another environment.
+        code = f"from examples.orders import scene; scene.{what}()"
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True)
+
+    do("fill")
+    with running((*SCENE_WORKER, "--hostname=web-1@shop"), env, log):
+        do("wait_for_worker")
+        yield
+
+
 def play(story_arguments: list[str], log: IO[bytes]) -> int:
     """Start everything, play the story, stop everything. Returns the story's exit status."""
     with PrivateRedis() as server, server.client() as client:
@@ -95,7 +120,11 @@ def show_web(log: IO[bytes]) -> int:
         server_name = name_and_version(client.info("server"))
         print(f"Starting {server_name}, a celery worker, customers and the page.", flush=True)
         env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
-        with running(WORKER, env, log) as worker, running(CUSTOMERS, env, log) as people, running(WEB, env) as page:
+        with (
+            running(SCENE_WORKER, env, log) as worker,
+            running(CUSTOMERS, env, log) as people,
+            running(WEB, env) as page,
+        ):
             while all(process.poll() is None for process in (worker, people, page)):
                 time.sleep(0.05)
             if page.poll() is not None:

@@ -2,13 +2,12 @@
 
 python -m examples.orders.picture
 
-Places some orders, runs the real commands, and draws what they wrote. No worker runs: none is needed to see what waits.
+Makes up a busy shop, starts a worker, runs the real commands, and draws what they wrote.
 """
 
 from __future__ import annotations
 
 import os
-import random
 import re
 import shlex
 import subprocess
@@ -19,27 +18,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from examples.orders.demo import busy_shop
 from examples.private_redis import PrivateRedis
 
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
-ORDERS = 180
 COLUMNS = 120
 
 #: The name of each picture, and the command whose output it shows.
 COMMANDS = {
-    "status": "celery -A examples.orders.shop delayq status --span 30m --buckets 6",
-    "list": "celery -A examples.orders.shop delayq list --due-before 50s",
+    "status": "celery -A examples.orders.scene delayq status --span 1h --buckets 10",
+    "list": "celery -A examples.orders.scene delayq list --queue mail --due-before 4m",
 }
-
-
-def place_orders() -> None:
-    """Place orders as if they had come in over the last half hour: each has a part of its time left."""
-    from examples.orders.shop import place_order  # reads SHOP_REDIS
-
-    times = random.Random(1)
-    for number in range(1001, 1001 + ORDERS):
-        place_order(f"order-{number}", pay_within_s=times.uniform(20, 30 * 60))
 
 
 def output_of(command: str) -> str:
@@ -70,11 +60,11 @@ def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with PrivateRedis() as server:
         os.environ["SHOP_REDIS"] = f"127.0.0.1:{server.port}/0"
-        place_orders()
-        for name, command in COMMANDS.items():
-            picture = PICTURES / f"{name}.svg"
-            picture.write_text(draw(command, output_of(command)), encoding="utf-8")
-            print(f"wrote {picture.relative_to(ROOT)}")
+        with busy_shop(dict(os.environ), subprocess.DEVNULL):
+            for name, command in COMMANDS.items():
+                picture = PICTURES / f"{name}.svg"
+                picture.write_text(draw(command, output_of(command)), encoding="utf-8")
+                print(f"wrote {picture.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -2,15 +2,13 @@
 
 python -m examples.orders.screenshots
 
-It starts a Redis, a worker and the page, and makes up a busy shop, including what was transferred in the last hours. It
+It starts a Redis, a worker and the page, and makes up a busy shop, including what was delivered in the last hours. It
 needs Playwright (`make setup` has it) and Chromium.
 """
 
 from __future__ import annotations
 
-import math
 import os
-import random
 import re
 import shutil
 import subprocess
@@ -32,44 +30,16 @@ PAGES = {
     "periodic": "periodic",
 }
 
-SIZE = (1280, 860)
+#: Width and height of the window, and the most of a page that a picture shows, in CSS pixels.
+SIZE, MOST = (1280, 860), 1100
+
+#: The end of the last section, or of the last row of a table, that is on a picture as a whole.
+_END = """most => {
+    const ends = [...document.querySelectorAll("main > *, tbody tr")].map(each => each.getBoundingClientRect().bottom);
+    const end = Math.max(...ends.filter(each => each <= most));
+    return end === Math.max(...ends) ? end + 16 : end;
+}"""
 FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking", "--disable-sync")
-
-_DAY_S = 86400
-
-
-def fill() -> None:
-    """Make up what waits: reads SHOP_REDIS."""
-    from celery_delayq.queue import dead_letter, measuring
-    from celery_delayq.queue.keys import QueueKeys
-    from examples.orders import shop
-
-    chance = random.Random(3)
-    queue = shop.app.conf.task_default_queue
-    for number in range(1001, 1301):
-        shop.place_order(f"order-{number}", pay_within_s=chance.uniform(120, 30 * 60))
-    shop.app.send_task("shop.remind", (42,), countdown=3 * _DAY_S, queue="mail", task_id="remind:42")
-    for number in range(600):
-        countdown = chance.expovariate(1 / (2 * 3600)) + 60
-        shop.app.send_task("shop.remind", (number,), {"by": "mail"}, countdown=countdown, queue="mail")
-    shop.delayq.schedule.add("nightly-report", "shop.report", "30 2 * * *", tz="Europe/Berlin")
-    shop.delayq.schedule.add("stock-sync", "shop.sync_stock", 90, options={"queue": "mail"})
-    keys, now_s = QueueKeys.of("mail"), int(time.time())
-    for number in range(3):
-        message = b'{"headers": {"id": "remind:%d", "task": "shop.remind", "argsrepr": "(%d,)"}, "properties": {}}'
-        died_s = now_s - 600 * (2 - number)
-        letter_id = f"{died_s:08x}00000000"
-        shop.database.zadd(keys.dead, {letter_id: died_s * 1000})
-        record = dead_letter.pack(message % (number, number), reason="delivery-limit", deliveries=5)
-        shop.database.hset(keys.records, letter_id, record)
-    for ago_s in range(0, 8 * 3600, 60):
-        transferred = round(60 + 40 * math.sin(ago_s / 5000) + chance.uniform(-12, 12))
-        numbers = {
-            "transferred": transferred,
-            "transfer_lateness:0.0025": transferred - 4,
-            "transfer_lateness:0.005": 4,
-        }
-        measuring.count(QueueKeys.of(queue), now_s=now_s - ago_s, numbers=numbers).run(shop.database)
 
 
 def url_of(page: subprocess.Popen[bytes], log: Path) -> str:
@@ -85,7 +55,7 @@ def main() -> None:
     """Draw all pictures."""
     from playwright.sync_api import sync_playwright
 
-    from examples.orders.demo import WORKER, running
+    from examples.orders.demo import WEB, busy_shop, running
 
     chromium = shutil.which("chromium") or shutil.which("google-chrome")
     if chromium is None:
@@ -93,17 +63,11 @@ def main() -> None:
     with ExitStack() as stack:
         server = stack.enter_context(PrivateRedis())
         env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
-        # In a process of its own: the demo, which is used below, also imports the shop on a cluster.
-        code = "from examples.orders.screenshots import fill; fill()"
-        subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, check=True)
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        worker_log = stack.enter_context((folder / "worker.log").open("wb"))
-        stack.enter_context(running((*WORKER, "--beat", "--scheduler", "delayq"), env, worker_log))
+        stack.enter_context(busy_shop(env, stack.enter_context((folder / "worker.log").open("wb"))))
         log = folder / "page.log"
-        command = ("-m", "celery", "-A", "examples.orders.shop", "delayq", "web", "--port", "0")
-        page = stack.enter_context(running(command, env, stack.enter_context(log.open("wb"))))
+        page = stack.enter_context(running(WEB, env, stack.enter_context(log.open("wb"))))
         url = url_of(page, log)
-        time.sleep(8)  # the worker plans the periodic tasks
         browser = stack.enter_context(sync_playwright()).chromium.launch(executable_path=chromium, args=list(FLAGS))
         for scheme in ("light", "dark"):
             context = browser.new_context(
@@ -112,7 +76,14 @@ def main() -> None:
             tab = context.new_page()
             for name, path in PAGES.items():
                 tab.goto(url + path)
-                tab.screenshot(path=PICTURES / f"web-{name}-{scheme}.png")
+                for box in tab.locator("tbody input[type=checkbox]").all()[:3]:
+                    box.check()
+                end = tab.evaluate(_END, MOST)
+                tab.screenshot(
+                    path=PICTURES / f"web-{name}-{scheme}.png",
+                    full_page=True,
+                    clip={"x": 0, "y": 0, "width": SIZE[0], "height": end},
+                )
         browser.close()
 
 

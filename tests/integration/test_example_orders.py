@@ -11,7 +11,9 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
+from urllib.request import urlopen
 
 import pytest
 
@@ -110,6 +112,28 @@ def address(redis_server: PrivateRedis) -> Iterator[str]:
         client.flushdb()
 
 
+#: Pages of the demo, and what they show.
+SHOWN = {
+    "": ("example-orders", "mail", " failed", "ms from"),
+    "waiting": ("cancel_unpaid", "shop.remind"),
+    "dead?queue=mail": ("3 dead letters", "delivery-limit"),
+    "dead?reason=failed": ("shop.charge", "CardRefusedError"),
+    "periodic": ("daily-report", "planned", "paused"),
+    "workers": ("celery@", "example-orders, mail"),
+}
+
+
+def text_of(url: str) -> str:
+    with urlopen(url, timeout=10) as response:
+        return str(response.read().decode())
+
+
+def shows(url: str, *texts: str) -> bool:
+    """Return whether a page has all of these texts."""
+    shown = text_of(url)
+    return all(text in shown for text in texts)
+
+
 @pytest.mark.usefixtures("redis_server")  # as a proof that this machine has one
 class TestDemo:
     @pytest.mark.parametrize("terminal", [False, True], ids=["pipe", "terminal"])
@@ -140,9 +164,13 @@ class TestDemo:
             assert list(demo.temp.iterdir()) == []
             assert "Traceback" not in demo.output
 
-    def test_the_web_page_ends_well_at_ctrl_c(self) -> None:
+    def test_each_web_page_shows_something_and_it_ends_well_at_ctrl_c(self) -> None:
         with Script("demo", "--web") as demo:
             demo.wait_for("Press Ctrl-C")
+            url = re.findall(r"http://\S+/", demo.output)[-1]
+            for path, texts in SHOWN.items():
+                wait_until(partial(shows, f"{url}{path}", *texts), f"/{path} shows {texts}", 60)
+            assert "no consumer" not in text_of(url)
             demo.send_signal(signal.SIGINT)
             assert demo.wait() == 0
             assert "Traceback" not in demo.output
