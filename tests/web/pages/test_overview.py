@@ -62,7 +62,7 @@ def test_tiles_and_queues(visit: Visits, url: str, app: Celery, client: redis.Re
     number = len(filled.waiting) + 1
     app.tasks["shop.orders.ship"].delay(1)
     page.reload()
-    expect(tiles).to_have_text([f"Delayed{number}", "Overdue1", "Ready1", "In flight1", "Dead4", "Failed1"])
+    expect(tiles).to_have_text([f"Delayed{number}", "Overdue1", "Ready2", "In flight1", "Dead4", "Failed1"])
     page.locator("#queues").get_by_role("link", name="mail").click()
     expect(page.get_by_label("Queue", exact=True)).to_have_value("mail")
     page.go_back()
