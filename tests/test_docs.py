@@ -101,8 +101,8 @@ def words(page: Path) -> int:
     return len(page.read_text(encoding="utf-8").split())
 
 
-def test_the_readme_has_at_most_900_words() -> None:
-    assert words(README) <= 900
+def test_the_readme_has_at_most_700_words() -> None:
+    assert words(README) <= 700
 
 
 def test_the_docs_have_at_most_so_many_words() -> None:
