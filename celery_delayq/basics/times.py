@@ -48,8 +48,11 @@ def aware(when: Time, name: str) -> datetime:
 
 
 def to_ms(when: Time, name: str) -> int:
-    """Return a time as unix time in ms; 0 for all times before 1970. Arguments and errors are those of `aware`."""
-    return max(0, -((EPOCH - aware(when, name)) // _MILLISECOND))
+    """Return a time as unix time in ms; 0 for all times before 1970. Arguments and errors are those of `aware`.
+
+    The last millisecond that a datetime has is not rounded up: `to_datetime` would not give that back.
+    """
+    return max(0, min(-((EPOCH - aware(when, name)) // _MILLISECOND), _LAST_MS))
 
 
 def span_s(span: object, name: str) -> float:

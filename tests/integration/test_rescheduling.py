@@ -50,6 +50,13 @@ class TestLater:
         assert app.delayq.get(result).due == LATER
         assert app.delayq.cancel(result.id) is True
 
+    def test_at_the_end_of_time(self, app: Celery, waiting: DelayedQueue) -> None:
+        never = datetime.max.replace(tzinfo=timezone.utc)
+        result = app.tasks["note"].apply_async(countdown=60)
+        assert app.delayq.reschedule_all(task="note", eta=never, timeout=30) == 1
+        assert app.delayq.reschedule(result, eta=never, timeout=30) is True
+        assert app.delayq.get(result).due == never.replace(microsecond=999_000)
+
     @pytest.mark.parametrize("naive", [False, True])
     def test_is_what_apply_async_would_have_made_of_it(self, app: Celery, waiting: DelayedQueue, naive: bool) -> None:
         eta = LATER.replace(tzinfo=None) if naive else LATER
