@@ -52,11 +52,13 @@ def send_unique(app: Celery) -> None:
 
 @contextmanager
 def in_time(app: Any, options: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Give options of `apply_async` with which a task, a group or a chord is sent within the `timeout` of the call."""
-    policy = {"errback": deadline.raise_rather_than_wait, **(options.get("retry_policy") or {})}
+    """Give options of `apply_async` with which a task, a group or a chord is sent within the `timeout` of the call.
+
+    A chord writes most of them into its messages.
+    """
     with acquired(app) as connection:
         producer = app.amqp.Producer(connection, auto_declare=False)
-        yield {**options, **dict.fromkeys(_WAYS), "producer": producer, "retry_policy": policy}
+        yield {**options, **dict.fromkeys(_WAYS), "producer": producer}
 
 
 def key_of(app: Celery, signature: Task | Signature) -> str:
@@ -136,9 +138,12 @@ class SendTask:
             ConfigurationError: the broker is not ours.
             KeyHeld: another task holds the key, and `on_conflict` is "raise".
         """
-        if deadline.is_set() and not any(map(options.get, _WAYS)):
-            with in_time(self._app, options) as bounded:
-                return self(name, args, kwargs, *positional, **bounded)
+        if deadline.is_set():
+            if not any(map(options.get, _WAYS)):
+                with in_time(self._app, options) as bounded:
+                    return self(name, args, kwargs, *positional, **bounded)
+            policy = options.get("retry_policy") or {}
+            options["retry_policy"] = {"errback": deadline.raise_rather_than_wait, **policy}
         warn_of_naive(options.get("eta"), self._app)
         task = options.get("task_type") or (self._app.tasks.get(name) if self._app.finalized else None)
         retrying = self._retrying(options)
