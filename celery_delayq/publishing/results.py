@@ -38,10 +38,12 @@ def _prepared(get_backend: Callable[[], Any]) -> Any:
     backend, module = get_backend(), sys.modules.get("celery.backends.redis")
     if module is None or not isinstance(backend, module.RedisBackend):
         return backend
-    if type(backend).on_task_call is module.RedisBackend.on_task_call:
+    own, its = module.RedisBackend, type(backend)
+    if its.on_task_call is own.on_task_call:
         backend.on_task_call = _do_nothing
     backend.apply_chord = partial(_apply_chord, backend, backend.apply_chord)
-    if "hosts" not in backend.connparams:  # the URL of Sentinels, for whose connections Celery has other classes
+    # Others may take no class: those of Sentinels have their own, and `redis.Redis` knows no such option.
+    if its._create_client is own._create_client and its._get_pool is own._get_pool:
         kind = backend.connparams.get("connection_class", module.redis.Connection)
         backend.connparams["connection_class"] = known(kind)
     return backend

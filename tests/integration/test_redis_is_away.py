@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import redis
 from celery import Celery, chain, chord, group
+from celery.backends.redis import RedisBackend
 from kombu import pools
 from kombu.exceptions import OperationalError
 
@@ -225,6 +227,14 @@ def test_a_chord_is_sent_within_its_timeout_or_not_at_all(
         assert is_empty(broker)
 
 
+def test_a_chord_with_a_timeout_is_sent(broker_url: str, waiting: Any) -> None:
+    with shop(broker_url, "cache+memory://") as app:
+        note = app.tasks["note"]
+        sent = chord([note.s(1), note.s(2)], note.s())
+        asyncio.run(app.delayq.asend(sent, timeout=30, countdown=60, retry_policy={"max_retries": 1}))
+        assert len(app.delayq.scheduled(task="note")) == 2
+
+
 @pytest.mark.parametrize("kind", ["delayq", "redis"])
 @pytest.mark.parametrize("header", HEADERS)
 def test_a_chord_fails_at_once_if_its_results_are_away(kind: str, is_warm: bool, header: str) -> None:
@@ -287,6 +297,20 @@ def test_a_backend_that_was_there_before_does_the_same() -> None:
         with pytest.raises(OperationalError, match="refused"):
             chord([app.signature("note")], app.signature("note")).apply_async()
         app.close()
+
+
+class WithItsOwnClient(RedisBackend):
+    """A backend as apps have them."""
+
+    def _create_client(self, **params: Any) -> redis.Redis:
+        params.pop("retry_on_timeout")  # which redis-py warns of
+        return redis.Redis(**params)
+
+
+def test_a_backend_that_makes_its_own_client_works(broker_url: str, waiting: Any) -> None:
+    name = f"{__name__}:{WithItsOwnClient.__name__}"
+    with PrivateRedis() as server, shop(broker_url, name, redis_port=server.port) as app:
+        assert app.backend.get("a") is None
 
 
 def test_a_task_that_is_sent_subscribes_to_nothing(broker_client: Any, broker_url: str, waiting: Any) -> None:
