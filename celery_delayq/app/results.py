@@ -10,18 +10,16 @@ T = TypeVar("T")
 
 def before(ask: Callable[[list[str]], dict[str, T]], result: Any) -> list[T]:
     """Ask for what comes before a task in its chain or chord; return the answers for the nearest that is there."""
-    parent = getattr(result, "parent", None)
-    if parent is None:
-        return []
-    header = getattr(parent, "results", None)
-    some = [parent] if header is None else header
-    answers = ask([one.id for one in some if not hasattr(one, "results")])
-    found = [answer for answer in answers.values() if answer]
-    # Whatever has become of one task of a header, the others count, too.
-    for one in some:
-        if not answers.get(one.id):
-            found += before(ask, one)
-    return found or (before(ask, parent) if header is not None else [])
+    found: list[T] = []
+    while not found and (result := getattr(result, "parent", None)) is not None:
+        header = getattr(result, "results", ())
+        answers = ask([one.id for one in header or [result] if not hasattr(one, "results")])
+        found = [answer for answer in answers.values() if answer]
+        # Whatever has become of one task of a header, the others count, too.
+        for one in header:
+            if not answers.get(one.id):
+                found += before(ask, one)
+    return found
 
 
 def is_one(task_id: object) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
@@ -34,6 +35,14 @@ def test_a_chain_whose_second_task_waits(app: Celery, broker_url: str, ledger: L
         wait_until(lambda: app.delayq.get(result.parent) is not None, "the second waits")
         assert app.delayq.cancel(result) is True
         assert app.delayq.get(result.parent) is None
+
+
+def test_a_chain_with_more_tasks_than_python_has_calls(app: Celery) -> None:
+    last = first = note(app, 1, **LATER).apply_async()
+    for number in range(2 * sys.getrecursionlimit()):
+        last = app.AsyncResult(f"later-{number}", parent=last)
+    assert app.delayq.get(last).id == first.id
+    assert app.delayq.cancel(last) is True
 
 
 def test_a_chord_whose_header_waits(app: Celery) -> None:
