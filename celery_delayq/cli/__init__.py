@@ -59,5 +59,7 @@ def delayq(ctx: click.Context, timeout: float | None) -> None:
     if ctx.invoked_subcommand in _ENDLESS:
         raise click.UsageError(f"--timeout does not apply to {ctx.invoked_subcommand}, which runs until you stop it")
     from celery_delayq.basics.deadline import within
+    from celery_delayq.cli.command import usage_errors
 
-    ctx.with_resource(within(timeout))
+    with usage_errors():
+        ctx.with_resource(within(timeout))

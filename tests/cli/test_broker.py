@@ -175,7 +175,8 @@ def test_a_server_that_hangs(broker_server: Server, broker_url: str, ledger_url:
 
 def test_a_timeout_that_is_none(command: Command) -> None:
     assert command("--timeout", "60", "status").code == 0
-    is_wrong_use(command("--timeout", "0", "status"), "--timeout")
+    for wrong in ("0", "inf", "nan"):
+        is_wrong_use(command("--timeout", wrong, "status"), "timeout")
     for endless in (["transfer"], ["top", "--once"], ["metrics"], ["web"]):
         is_wrong_use(command("--timeout", "5", *endless), f"--timeout does not apply to {endless[0]}")
 
