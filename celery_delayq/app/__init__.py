@@ -36,7 +36,7 @@ if TYPE_CHECKING:  # what a producer does not need is imported by the method tha
 T = TypeVar("T")
 
 #: Names a task: its id, or its result.
-TaskId: TypeAlias = "str | AsyncResult"
+TaskId: TypeAlias = "str | AsyncResult | ScheduledTask"
 
 
 class Group(Protocol):

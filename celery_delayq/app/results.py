@@ -35,11 +35,13 @@ def id_of(task_id: object) -> str:
     """Return the id of a task.
 
     Raises:
-        TypeError: it is named by neither its id nor its result.
+        TypeError: it is named by none of its id, its result and what `get` or `scheduled` returned.
     """
     from celery.result import AsyncResult
 
-    task_id = task_id.id if isinstance(task_id, AsyncResult) else task_id
+    from celery_delayq.inspector.task import ScheduledTask
+
+    task_id = task_id.id if isinstance(task_id, (AsyncResult, ScheduledTask)) else task_id
     if not isinstance(task_id, str):
         raise TypeError(f"a task must be given by its id or its result, not by {task_id!r}")
     return task_id

@@ -276,12 +276,14 @@ def entries(
 def _steps(
     broker_list: BrokerList, reads: Iterable[tuple[int, list[Entry]]]
 ) -> Iterator[tuple[BrokerList, Entry, int]]:
-    """Yield steps of a page: the list; an entry that may match, or the last entry of a read; how many were examined."""
+    """Yield steps of a page: the list; an entry that may match, or the last entry of a read; how many were examined.
+
+    The server does not say where the others were: they count as if they were evenly between those that may match.
+    """
     for read, entries in reads:
-        for entry in entries[:-1]:
-            yield broker_list, entry, 1
-        if entries:
-            yield broker_list, entries[-1], read - len(entries) + 1
+        for at, entry in enumerate(entries):
+            number = len(entries)
+            yield broker_list, entry, read * (at + 1) // number - read * at // number
 
 
 def _reads(

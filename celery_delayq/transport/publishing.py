@@ -207,7 +207,7 @@ class PublishingChannel(ConnectingChannel):
 
             logger.warning(
                 "Purge left %s of queue %s. To remove them, and with them the next runs of periodic tasks, run "
-                "`delayq cancel --queue %s`",
+                "`celery -A ... delayq cancel --queue %s`",
                 plural(delayed, "delayed message"),
                 queue,
                 queue,

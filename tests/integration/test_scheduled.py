@@ -65,6 +65,13 @@ class TestGet:
         assert found.pop("never heard of") is None
         assert [task.id for task in found.values()] == tasks
 
+    def test_takes_what_it_returned(self, app: Celery, waiting: DelayedQueue) -> None:
+        publish(app, task_id="one")
+        publish(app, task_id="two")
+        one, two = app.delayq.scheduled()
+        assert app.delayq.get(one) == one
+        assert app.delayq.cancel([one, two]) == {"one": True, "two": True}
+
     def test_of_an_id_that_was_scheduled_twice_the_first_one_due(self, app: Celery, waiting: DelayedQueue) -> None:
         for seconds, queue in [(5, "celery"), (3, "other"), (4, "other")]:
             publish(app, seconds=seconds, task_id="same", queue=queue)
