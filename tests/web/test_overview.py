@@ -65,7 +65,9 @@ def test_the_numbers_of_a_queue_lead_to_its_lists(app: Celery, user: User) -> No
     assert "waiting?state=ready&queue=mail" in set(user.get("/").page.values("href"))
 
 
-def test_the_numbers_of_dead_letters_and_failed_tasks_lead_to_them(app: Celery, user: User, client: redis.Redis) -> None:
+def test_the_numbers_of_dead_letters_and_failed_tasks_lead_to_them(
+    app: Celery, user: User, client: redis.Redis
+) -> None:
     """One queue has only dead letters, another one only failed tasks."""
     bury(client, "a queue", dead_letter.pack(b"x", reason=dead_letter.NOT_A_MESSAGE))
     client.zadd("delayq:queues", {"a queue": 4_000_000_000_000})
