@@ -64,7 +64,7 @@ def test_a_worker_goes_on_while_its_periodic_tasks_are_planned(app: Celery, monk
     loop = PlannerLoop(connect, is_awaited=False)
     monkeypatch.setattr(bootsteps, "planner_loop", lambda app, **options: loop)
     with app.connection() as connection:
-        consumer = SimpleNamespace(app=app, connection=connection, pool=TaskPool(), hub=None)
+        consumer = SimpleNamespace(app=app, hostname="", connection=connection, pool=TaskPool(), hub=None)
         step = Plan(consumer)
         program = program_of(consumer)
         starting = threading.Thread(target=step.start, args=(consumer,), daemon=True)

