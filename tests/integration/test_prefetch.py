@@ -328,7 +328,7 @@ def test_a_task_that_takes_longer_than_the_lease_runs_once(
 
 def test_a_worker_tells_by_what_the_visibility_timeout_is_replaced(app: Celery, ledger: Ledger, start: Any) -> None:
     worker = start(transport={"visibility_timeout": 3600, "lease": 7})
-    worker.wait_for_log("Leases of 7 s, which a living worker renews, replace visibility_timeout")
+    worker.wait_for_log("Leases of 7 s, which running workers renew, replace visibility_timeout")
     assert app.tasks["note"].delay(1).get(timeout=20) == 1
 
 

@@ -175,7 +175,7 @@ def test_what_a_killed_stock_worker_left_is_restored(
     ledger.client.delete("ledger")
     options = {"visibility_timeout": 1, "unacked_restore_interval": 0.2, "unacked_restore_throttle": 1}
     worker = start(OURS, pool="prefork", transport=options)
-    worker.wait_for_log("It concerns only messages that workers with kombu's own transport left behind")
+    worker.wait_for_log("it only applies to messages that workers with kombu's own transport left behind")
     all_ran_once(ledger, ids, broker_client)
 
 
