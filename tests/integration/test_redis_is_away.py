@@ -230,8 +230,8 @@ def test_a_chord_is_sent_within_its_timeout_or_not_at_all(
 def test_a_chord_with_a_timeout_is_sent(broker_url: str, waiting: Any) -> None:
     with shop(broker_url, "cache+memory://") as app:
         note = app.tasks["note"]
-        sent = chord([note.s(1), note.s(2)], note.s())
-        asyncio.run(app.delayq.asend(sent, timeout=30, countdown=60, retry_policy={"max_retries": 1}))
+        sent = chord([note.s(number).set(countdown=60) for number in (1, 2)], note.s())
+        asyncio.run(app.delayq.asend(sent, timeout=30, retry_policy={"max_retries": 1}))
         assert len(app.delayq.scheduled(task="note")) == 2
 
 
