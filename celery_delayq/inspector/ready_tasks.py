@@ -24,7 +24,14 @@ from celery_delayq.queue.entry import Entry
 from celery_delayq.queue.holds import Holder
 from celery_delayq.queue.ready import START, Place
 from celery_delayq.transport.keyed import UNIQUE_PROPERTY, holder_of
-from celery_delayq.transport.messages import decode, headers_of, marks_within
+from celery_delayq.transport.messages import (
+    CANCELLED_PROPERTY,
+    cancelled,
+    decode,
+    headers_of,
+    is_cancelled,
+    marks_within,
+)
 
 if TYPE_CHECKING:
     from celery_delayq.inspector.pages import Criteria
@@ -38,6 +45,9 @@ _MOST_MARKED = 50
 
 #: What a message contains that holds a unique key.
 _UNIQUE = UNIQUE_PROPERTY.encode()
+
+#: What a message contains that has taken the place of another one.
+_CANCELLED = CANCELLED_PROPERTY.encode()
 
 #: How many messages in front of its former place the last one of a page may be: workers have put others back.
 _PUT_BACK = 100
@@ -82,10 +92,11 @@ def search(
     left: set[bytes] = set()
     while True:
         part = queue.ready(place, limit=limit, marks=marks)
-        wanted = [(number, message) for number, message in part.found if matches(message)]
+        wanted = [(number, message) for number, message in part.found if _is_there(message) and matches(message)]
         answers = [True] * len(wanted)
         if take_back:
-            answers = queue.take_back(wanted, [_holder_of(message) for _, message in wanted])
+            found = [message for _, message in wanted]
+            answers = queue.take_back(wanted, list(map(_holder_of, found)), list(map(cancelled, found)))
         done = [message for (_, message), is_done in zip(wanted, answers, strict=True) if is_done]
         kept = [one for one, is_done in zip(wanted, answers, strict=True) if not is_done]
         # What was there and is not, a worker has taken, or others have come before it. So it is read again.
@@ -96,6 +107,12 @@ def search(
         yield Step(part.read, done, missed, None if is_end else place)
         if is_end:
             return
+
+
+def _is_there(raw: bytes) -> bool:
+    """Return whether a message has not been cancelled."""
+    message = decode(raw) if _CANCELLED in raw else None
+    return message is None or not is_cancelled(message)
 
 
 def _holder_of(raw: bytes) -> Holder | None:
@@ -286,7 +303,7 @@ def entries(
                     examined += number + 1 - skip
                     skip = number + 1
                     last = (broker_list.name, skip, _hash_of(message))
-                    if matches(message):
+                    if _is_there(message) and matches(message):
                         found.append((broker_list, Entry(now_ms, message, b"", message)))
                         size += len(message)
                 if not part.left:

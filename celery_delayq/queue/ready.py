@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 from typing import Any, Literal
 
 import redis
@@ -86,14 +87,23 @@ def ready(
 
 
 def take_back(
-    keys: QueueKeys, *, messages: Sequence[tuple[int, bytes]], holders: Sequence[Holder | None] = ()
+    keys: QueueKeys,
+    *,
+    messages: Sequence[tuple[int, bytes]],
+    holders: Sequence[Holder | None] = (),
+    instead: Sequence[bytes] = (),
 ) -> Call[list[bool]]:
     """Remove messages from a broker list, at most `MAX_TAKEN_BACK`; see `take_back.lua`.
 
     Each is given with the number of newer ones when it was read, ascending. `holders` has those of messages whose tasks
-    give up their unique keys, in the same order. Returns for each whether it was removed.
+    give up their unique keys, and `instead` what may take their places, in the same order. Returns for each whether it
+    was removed.
     """
-    args: list[bytes | int] = [part for message in messages for part in message]
+    args: list[bytes | int] = [
+        part
+        for (number, message), other in zip_longest(messages, instead, fillvalue=b"")
+        for part in (number, message, other)
+    ]
     return Call(
         load("take_back"),
         (keys.queue, keys.taken, keys.holds),
@@ -138,12 +148,19 @@ class Ready:
         """
         return ready(self.keys, end="oldest", skip=skip, limit=limit, marks=marks).run(self.client)
 
-    def take_back(self, messages: Sequence[tuple[int, bytes]], holders: Sequence[Holder | None]) -> list[bool]:
+    def take_back(
+        self,
+        messages: Sequence[tuple[int, bytes]],
+        holders: Sequence[Holder | None],
+        instead: Sequence[bytes] = (),
+    ) -> list[bool]:
         """Remove messages before a consumer takes them. One atomic script per twenty.
 
         Args:
             messages: as they were read with `ready`, each with the number of those before it, in this order.
             holders: of each the holder of a unique key that its task gives up, or None.
+            instead: of each what takes its place if it is more than 10,000 messages away from both ends of the list:
+                removing it would block Redis for some ms. Empty bytes: it is removed anyway.
 
         Returns:
             For each, whether it was removed. Otherwise a consumer has taken it, or it has moved: look again.
@@ -151,5 +168,6 @@ class Ready:
         removed: list[bool] = []
         for start in reversed(range(0, len(messages), MAX_TAKEN_BACK)):  # so that the others stay where they are
             part = slice(start, start + MAX_TAKEN_BACK)
-            removed[:0] = take_back(self.keys, messages=messages[part], holders=holders[part]).run(self.writer)
+            call = take_back(self.keys, messages=messages[part], holders=holders[part], instead=instead[part])
+            removed[:0] = call.run(self.writer)
         return removed

@@ -113,6 +113,9 @@ class Delivery:
         if payload is None:
             self._refusal.of_no_message(consumer, tag)
             return False
+        if messages.is_cancelled(payload):
+            consumer.ack(tag)
+            return False
         if self._refusal.before(consumer, tag, payload):
             return False
         try:
@@ -175,6 +178,9 @@ class Delivery:
         for name, raw in fetched:
             payload = messages.decode(raw, objects=True)
             tag = _hold(consumer, name, raw, payload)
+            if payload is not None and messages.is_cancelled(payload):
+                consumer.ack(tag)
+                continue
             if payload is not None:
                 if self._last_delivery.concerns(payload) and len(consumer.held) == 1 and not isolate(consumer, tag):
                     return None

@@ -4,6 +4,7 @@ decode, encode         the message; its body stays encoded
 json_body, body_of     the decoded body: for people, if it is JSON; and for a worker
 marks_of, marks_within what a message with a task's name, or with a text, contains
 with_eta               the message with a new time
+cancelled              a message that takes the place of another one, whose task is cancelled
 updated                a task message with other arguments, or another priority
 message_of             the message as kombu's consumers get it
 request_of             the request that a worker would build from the message
@@ -34,6 +35,15 @@ logger = getLogger(__name__)
 #: Property of a delayed message: its due time, unix time in ms. It tells the worker that the message has waited
 #: already, whatever the worker's own clock says.
 DUE_PROPERTY = "delayq_due"
+
+#: Property of a message without a task. Whoever fetches it drops it, see `cancelled`.
+CANCELLED_PROPERTY = "delayq_cancelled"
+
+#: When the task of such a message expired.
+_LONG_AGO = "2000-01-01T00:00:00+00:00"
+
+#: What Celery needs to know of any task.
+_EMPTY_BODY = base64.b64encode(b"[[], {}, {}]").decode()
 
 _JSON = "application/json"
 
@@ -168,6 +178,35 @@ def with_eta(raw: bytes, eta: str | None, due_ms: int | None) -> bytes:
     if due_ms is not None:
         message["properties"][DUE_PROPERTY] = due_ms
     return encode(message)
+
+
+# -- none
+
+
+def cancelled(raw: bytes) -> bytes:
+    """Return what may take the place of a task's message if the task is cancelled; empty bytes if it is of no task.
+
+    Workers drop it without a trace. One with kombu's own transport takes it for that of a task that has expired.
+    """
+    message = decode(raw)
+    if message is None or not is_task(message):
+        return b""
+    headers, properties = message["headers"], message["properties"]
+    kept = {name: properties[name] for name in ("delivery_info", "delivery_tag") if name in properties}
+    return encode(
+        {
+            "body": _EMPTY_BODY,
+            "content-type": _JSON,
+            "content-encoding": "utf-8",
+            "headers": {"task": headers["task"], "id": headers["id"], "expires": _LONG_AGO, "ignore_result": True},
+            "properties": {**kept, "body_encoding": "base64", CANCELLED_PROPERTY: True},
+        }
+    )
+
+
+def is_cancelled(message: Mapping[str, Any]) -> bool:
+    """Return whether a message is one that `cancelled` made."""
+    return CANCELLED_PROPERTY in message["properties"]
 
 
 # -- other arguments

@@ -119,6 +119,61 @@ class TestCancel:
             app.delayq.cancel(task_id, ready=True)
 
 
+@pytest.fixture
+def cancelled(app: Celery, broker_client: redis.Redis) -> str:
+    """The id of a task cancelled in the middle of a long list. What took its place is alone in the list now."""
+    name = list_for(broker_client, "celery")
+    others = [b"x"] * 10_000
+    broker_client.lpush(name, *others)
+    task_id = app.tasks["note"].apply_async(unique=Unique(key="k", for_="until_done"), priority=0).id
+    broker_client.lpush(name, *others)
+    assert app.delayq.cancel(task_id, ready=True) is True
+    assert broker_client.llen(name) == 20_001
+    broker_client.ltrim(name, 10_000, 10_000)
+    return str(task_id)
+
+
+class TestInTheMiddleOfALongList:
+    def test_it_is_gone(self, app: Celery, broker_client: redis.Redis, cancelled: str) -> None:
+        with nothing_changes(broker_client):
+            assert app.delayq.cancel(cancelled, ready=True) is False
+            assert app.delayq.get(cancelled, ready=True) is None
+            assert list(app.delayq.scheduled(state="ready")) == []
+            assert app.delayq.cancel_all(everything=True, ready=True, dry_run=True) == 0
+        assert app.delayq.was_new(app.tasks["note"].apply_async(unique=Unique(key="k", for_="until_done")))
+
+    @pytest.mark.parametrize("pool", ["prefork", "solo"])
+    def test_a_worker_drops_what_took_its_place(
+        self, app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, cancelled: str, pool: str
+    ) -> None:
+        with Worker(broker=broker_url, ledger=ledger.url, pool=pool):
+            result = app.tasks["note"].delay()
+            result.get(timeout=20)
+            wait_until(lambda: in_flight(broker_client) == 0, "all is done")
+        assert [run.task_id for run in ledger.runs()] == [result.id]
+        assert app.AsyncResult(cancelled).state == "PENDING"
+        assert not app.delayq.dead()
+
+    def test_a_consumer_of_kombu_drops_it(self, app: Celery, broker_client: redis.Redis, cancelled: str) -> None:
+        last = send(app)
+        with app.connection_for_read() as connection, connection.SimpleQueue("celery") as queue:
+            message = queue.get(timeout=10)
+            assert message.headers["id"] == last
+            message.ack()
+            assert connection.default_channel.basic_get("celery") is None
+            wait_until(lambda: in_flight(broker_client) == 0, "nothing is in flight")
+
+    @pytest.mark.one_server("stock Celery")
+    def test_a_worker_of_stock_celery_takes_it_for_an_expired_task(
+        self, app: Celery, broker_url: str, broker_client: redis.Redis, ledger: Ledger, cancelled: str
+    ) -> None:
+        with Worker(broker=broker_url.replace("delayq", "redis"), ledger=ledger.url) as worker:
+            result = app.tasks["note"].delay()
+            result.get(timeout=20)
+            assert f"Discarding revoked task: note[{cancelled}]" in worker.log
+        assert [run.task_id for run in ledger.runs()] == [result.id]
+
+
 class TestUniqueKeys:
     @pytest.mark.parametrize("for_", ["until_start", "until_done"])
     @pytest.mark.parametrize("priority", [0, 3])

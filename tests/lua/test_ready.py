@@ -22,8 +22,8 @@ def messages(count: int, start: int = 0) -> list[bytes]:
     return [b"m%d" % number for number in range(start, start + count)]
 
 
-def take(queue: DelayedQueue, *found: tuple[int, bytes], holders: Any = ()) -> list[bool]:
-    return queue.take_back(found, holders or [None] * len(found))
+def take(queue: DelayedQueue, *found: tuple[int, bytes], holders: Any = (), instead: Any = ()) -> list[bool]:
+    return queue.take_back(found, holders or [None] * len(found), instead)
 
 
 class TestRead:
@@ -154,8 +154,33 @@ class TestTakeBack:
         any_client.config_resetstat()
         take(queue, *queue.ready(limit=50).found)
         assert delivered(queue) == []
-        calls = any_client.info("commandstats")["cmdstat_lrem"]["calls"]
+        calls = any_client.info("commandstats")["cmdstat_hdel"]["calls"]
         assert calls == -(-50 // ready.MAX_TAKEN_BACK)
+
+    def test_far_from_both_ends_something_takes_its_place(self, queue: DelayedQueue) -> None:
+        publish(queue, *messages(30_000))
+        places = [0, 9_999, 10_000, 15_000, 15_001, 19_999, 20_000, 29_999]
+        chosen = [(place, b"m%d" % (29_999 - place)) for place in places]
+        instead = [b"instead of %d" % place for place in places]
+        instead[4] = b""
+        assert take(queue, *chosen, instead=instead) == [True] * len(places)
+        left = [b"m%d" % (29_999 - place) for place in range(30_000)]
+        for place in (10_000, 15_000, 19_999):
+            left[place] = b"instead of %d" % place
+        for place in reversed((0, 9_999, 15_001, 20_000, 29_999)):
+            del left[place]
+        assert delivered(queue) == left[::-1]
+        assert queue.client.get(TAKEN) == b"5"
+        assert take(queue, *chosen, instead=instead) == [False] * len(places)
+
+    def test_its_key_is_free_though_something_took_its_place(self, queue: DelayedQueue) -> None:
+        publish(queue, *messages(10_000))
+        assert queue.offer_unique(b"message", Claim("key", "done", 60_000, "keep"), eta=None, message_id="id")
+        publish(queue, *messages(10_000))
+        holders = [Holder.of("key", "id")]
+        assert take(queue, (10_000, b"message"), holders=holders, instead=[b"instead"]) == [True]
+        assert queue.client.lindex("q", 10_000) == b"instead"
+        assert holds.holds_of(queue.client, [queue.keys], "key") == []
 
 
 #: What others do between two slices: they send some messages, take some, put some back, or take some back.
