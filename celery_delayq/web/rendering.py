@@ -24,6 +24,9 @@ MOST_CHARACTERS = 2000
 #: A longer name is no name that anybody chose. It is shown, but no page can be asked for it.
 LONGEST_NAME = 500
 
+#: Data that is nested more deeply is shown in one line.
+_DEEP = 21
+
 
 def _finalize(value: Any) -> Any:
     """Make a value safe to show; Jinja calls it for each, before it escapes HTML."""
@@ -73,11 +76,24 @@ def lines(value: object, most: int = MOST_CHARACTERS) -> Markup:
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:
-    """Return data as JSON for people; an ellipsis if it is nested too deeply."""
+    """Return data as JSON for people; in one line if it is nested deeply, and an ellipsis if too deeply."""
     try:
-        return json.dumps(value, ensure_ascii=False, indent=indent, default=str)
+        return json.dumps(value, ensure_ascii=False, indent=None if _is_deep(value) else indent, default=str)
     except RecursionError:
         return "…"
+
+
+def _is_deep(value: Any) -> bool:
+    """Return whether data is nested so deeply that most of its JSON would be indentation: minutes of work, gigabytes."""
+    level = [value]
+    for _ in range(_DEEP):
+        level = [
+            child
+            for one in level
+            if isinstance(one, (dict, list, tuple))
+            for child in (one.values() if isinstance(one, dict) else one)
+        ]
+    return bool(level)
 
 
 def _weekday(when: datetime) -> str:

@@ -100,6 +100,14 @@ def test_data_may_be_anything() -> None:
         deep = deep[0]
 
 
+def test_deep_data_is_not_indented() -> None:
+    data: object = 1
+    for _ in range(20):
+        data = [data]
+    assert as_json(data).count("\n") == 40
+    assert as_json([data]) == "[" * 21 + "1" + "]" * 21
+
+
 @given(st.lists(st.none() | st.floats(0, 1e15) | st.integers(0, 10**12), max_size=100))
 def test_bars_stay_in_the_chart(values: list[float | None]) -> None:
     chart = bar_chart(values, [str(value) for value in values], [(50, "half")], unit=str)
