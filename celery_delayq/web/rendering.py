@@ -84,7 +84,7 @@ def as_json(value: Any, indent: int | None = 2) -> str:
 
 
 def _is_deep(value: Any) -> bool:
-    """Return whether data is nested so deeply that most of its JSON would be indentation: minutes of work, gigabytes."""
+    """Return whether data is nested so deeply that most of its JSON would be indentation: perhaps gigabytes."""
     level = [value]
     for _ in range(_DEEP):
         level = [
