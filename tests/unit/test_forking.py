@@ -48,7 +48,8 @@ def test_it_has_output_and_an_exit_status(
 
 def test_it_has_nothing_of_another_one(start: Start, tmp_path: Path) -> None:
     """But for standard input, output and errors."""
-    module = 'import os, signal\nprint(os.environ["MINE"], flush=True)\nsignal.pause()\n'
+    # In one write: unbuffered, `print` takes two, and the other one may write between them.
+    module = 'import os, signal\nos.write(1, os.environ["MINE"].encode() + b" ")\nsignal.pause()\n'
     Path(tmp_path, "waiting.py").write_text(module)
     others = [start("-A", "waiting", "report", MINE=mine) for mine in ("a", "b")]
     wait_until(lambda: set(Path(tmp_path, "log").read_text().split()) == {"a", "b"}, "both wait")
