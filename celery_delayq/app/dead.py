@@ -81,6 +81,7 @@ class Dead:
         *,
         queue: str | None = None,
         everything: bool = False,
+        dry_run: bool = False,
         timeout: Timeout = None,
         **filters: Unpack[DeadFilters],
     ) -> int:
@@ -93,6 +94,7 @@ class Dead:
             letters: some of a page. Or give criteria, for all that match, as many as there are now.
             queue: only those of this queue.
             everything: must be True if neither letters nor a criterion are given.
+            dry_run: count the letters that match, but do not change them.
             timeout: see `DelayQ`.
             filters: see `DeadFilters`.
 
@@ -100,10 +102,10 @@ class Dead:
             How many were requeued. What is not a message cannot be, and stays.
 
         Raises:
-            TypeError: letters and criteria were given.
+            TypeError: letters were given with criteria or with `dry_run`.
             ValueError: neither was given, and `everything` is False; or see `dead`.
         """
-        return self._change("requeue", letters, queue, everything, filters)
+        return self._change("requeue", letters, queue, everything, dry_run, filters)
 
     @ends_in_time
     def purge_dead(
@@ -112,11 +114,12 @@ class Dead:
         *,
         queue: str | None = None,
         everything: bool = False,
+        dry_run: bool = False,
         timeout: Timeout = None,
         **filters: Unpack[DeadFilters],
     ) -> int:
         """Delete dead letters for good; see `requeue_dead`. Returns how many were deleted."""
-        return self._change("purge", letters, queue, everything, filters)
+        return self._change("purge", letters, queue, everything, dry_run, filters)
 
     adead = in_a_thread(dead)
     arequeue_dead = in_a_thread(requeue_dead)
@@ -128,6 +131,7 @@ class Dead:
         letters: DeadLetter | Iterable[DeadLetter] | None,
         queue: str | None,
         everything: bool,
+        dry_run: bool,
         filters: DeadFilters,
     ) -> int:
         from celery_delayq.inspector.letters import change_all, change_some
@@ -136,12 +140,14 @@ class Dead:
         has_criteria = queue is not None or bool(criteria) or everything
         if letters is not None and has_criteria:
             raise TypeError("give either letters or criteria")
+        if letters is not None and dry_run:
+            raise TypeError("dry_run counts the letters that match criteria: give no letters")
         if letters is None and not has_criteria:
             raise ValueError("give letters, a criterion, or everything=True")
         with self._inspector(f"cannot {action} dead letters") as inspector:
             if letters is not None:
                 return change_some(inspector, action, letters)
-            changed = change_all(inspector, action, queue, criteria)
+            changed = change_all(inspector, action, queue, criteria, dry_run=dry_run)
             if not changed:
                 self._check_names(inspector, queue, filters.get("task"))
             return changed

@@ -161,8 +161,8 @@ def _span(text: str) -> timedelta | None:
     return -span if found[1] == "-" else span
 
 
-def shown_span(span: timedelta) -> str:
-    """Return a span as text, in its two largest units: `2d 3h`, `29m 59s`, `-3s`."""
+def shown_span(span: timedelta, units: int = 2) -> str:
+    """Return a span as text, in its largest units, two by default: `2d 3h`, `29m 59s`, `-3s`, `1h`."""
     seconds = int(abs(span).total_seconds())
     sign = "-" if span < timedelta(0) and seconds else ""
     parts = []
@@ -170,4 +170,4 @@ def shown_span(span: timedelta) -> str:
         number, seconds = divmod(seconds, int(_UNITS[unit]))
         parts.append((number, unit))
     first = next((index for index, (number, _) in enumerate(parts) if number), len(parts) - 1)
-    return sign + " ".join(f"{number}{unit}" for number, unit in parts[first : first + 2])
+    return sign + (" ".join(f"{number}{unit}" for number, unit in parts[first : first + units] if number) or "0s")

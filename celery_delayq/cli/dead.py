@@ -45,7 +45,7 @@ from celery_delayq.cli.output import (
 from celery_delayq.cli.plain import say, visible
 from celery_delayq.cli.times import WHEN, at, shown
 from celery_delayq.inspector import Inspector
-from celery_delayq.inspector.letters import LetterCriteria, change_of
+from celery_delayq.inspector.letters import LetterCriteria, change_of, count
 from celery_delayq.inspector.letters import requeue as requeue_letter
 from celery_delayq.queue.dead_letter import FAILED, NOT_AN_ENTRY, REASONS, DeadLetter
 from celery_delayq.queue.dead_letters import MAX_LETTERS, DeadChunk, DeadLetters
@@ -191,8 +191,7 @@ def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], as_json: bool,
         if ids:
             _change(ctx, "requeued", _chosen(letters, queue, ids), put_back, as_json)
         else:
-            count = partial(_count, letters, criteria, requeues=True)
-            change = count if dry_run else change_of("requeue", letters, criteria)
+            change = (_counting if dry_run else change_of)("requeue", letters, criteria)
             _change_all(ctx, "requeued", len(letters), change, as_json, dry_run=dry_run)
 
 
@@ -207,10 +206,10 @@ def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], as_json: bool, y
         if ids:
             _change(ctx, "purged", _chosen(letters, queue, ids), lambda letter: bool(letters.purge(letter)), as_json)
             return
-        count = partial(_count, letters, criteria, requeues=False)
-        if not (dry_run or yes) and (number := count().changed if criteria else len(letters)):
+        counting = _counting("purge", letters, criteria)
+        if not (dry_run or yes) and (number := counting().changed if criteria else len(letters)):
             confirm(f"Delete {plural(number, 'dead letter')} of {queue!r} for good?", yes)
-        change = count if dry_run else change_of("purge", letters, criteria)
+        change = counting if dry_run else change_of("purge", letters, criteria)
         _change_all(ctx, "purged", len(letters), change, as_json, dry_run=dry_run)
 
 
@@ -233,17 +232,12 @@ def _checked(
     return criteria, dry_run
 
 
-def _count(letters: DeadLetters, criteria: LetterCriteria, cursor: None = None, *, requeues: bool) -> DeadChunk:
-    """Return how many of the letters that match would be changed, and how many refused. It reads all letters."""
-    changed = refused = 0
-    total = len(letters)
-    with progress("counting") as on_progress:
-        for number, letter in enumerate(letters, 1):
-            on_progress(number, max(number, total))
-            if criteria.matches(letter):
-                is_refused = requeues and letter.reason == NOT_AN_ENTRY
-                changed, refused = changed + (not is_refused), refused + is_refused
-    return DeadChunk(changed, refused, None)
+def _counting(action: str, letters: DeadLetters, criteria: LetterCriteria) -> Callable[..., DeadChunk]:
+    def run(cursor: None = None) -> DeadChunk:
+        with progress("counting") as on_progress:
+            return count(action, letters, criteria, on_progress)
+
+    return run
 
 
 def _letters(inspector: Inspector, queue: str) -> DeadLetters:

@@ -11,7 +11,8 @@ import click
 import redis
 from kombu.exceptions import OperationalError
 from rich.cells import cell_len
-from rich.table import Table
+from rich.table import Column, Table
+from rich.text import Text
 
 from celery_delayq.basics.errors import DelayqError
 from celery_delayq.basics.text import plural
@@ -39,11 +40,8 @@ from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.transport.named import similar
 
-#: The space beside a column, at most.
-_GAP = 2
-
-#: Columns that fold keep this width on average, even beside long names.
-_LEAST = 8
+#: How much a list leaves out if it is too wide, see `_table`. Terminals of `NARROW` columns or more show names in full.
+_WIDE, _ALL = range(3), range(5)
 
 
 @click.group()
@@ -73,7 +71,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     out = console()
     width = out.width
     for start in range(0, len(entries), MAX_PAGE):
-        table = _table(entries[start : start + MAX_PAGE], width)
+        table = table_of(entries[start : start + MAX_PAGE], width)
         out.width = max(width, _least_width(table))
         out.print(table)
     for entry in entries:
@@ -81,33 +79,54 @@ def list_(ctx: click.Context, as_json: bool) -> None:
             say(f"{entry.name}: {entry.error}")
 
 
-def _table(entries: Sequence[PeriodicTask], width: int) -> Table:
-    narrow = width < NARROW
-    table = new_table(dense=narrow)
-    add_columns(table, "name", "task", firm=True)
-    add_columns(table, "schedule")
-    add_columns(table, "next run (UTC)", firm=True)
-    add_columns(table, "left", right=True, firm=True)
-    if not narrow:
-        add_columns(table, "last run (UTC)", firm=True)
-        add_columns(table, "runs", right=True, firm=True)
+def table_of(entries: Sequence[PeriodicTask], width: int) -> Table:
+    """Return a table of entries, with as much as fits into so many columns. No name, schedule or word is cut."""
+    tables = (_table(entries, density) for density in (_ALL if width < NARROW else _WIDE))
+    for table in tables:
+        if _least_width(table) <= width:
+            break
+    return table
+
+
+def _table(entries: Sequence[PeriodicTask], density: int) -> Table:
+    """Return a table of entries.
+
+    A dense one has, one after the other: short times; no past, and time zones in a second line; short names; no time
+    that is left.
+    """
+    short = density >= 1
+    table = new_table(dense=density >= 3)
+    add_columns(table, "name", "task", "schedule", "next run (UTC)", firm=True)
+    left = ["left"][: density < 4]
+    add_columns(table, *left, right=True, firm=True)
+    past = ["last run (UTC)", "runs"] if density < 2 else []
+    add_columns(table, *past[:1], firm=True)
+    add_columns(table, *past[1:], right=True, firm=True)
     add_columns(table, "status")
     now = datetime.now(timezone.utc)
     for entry in entries:
-        left = "-" if entry.next_run is None else shown_span(entry.next_run - now)
-        task = text(short_name(entry.task) if narrow else entry.task)
-        past = () if narrow else (shown(entry.last_run), entry.runs)
-        rest = (shown(entry.next_run, short=narrow), left, *past, entry.status)
-        table.add_row(text(entry.name), task, *map(text, (entry.when, *rest)))
+        task = short_name(entry.task) if density >= 3 else entry.task
+        when = text(entry.when)
+        if density >= 2:
+            when = Text("\n(").join(when.split(" ("))
+        future = (
+            shown(entry.next_run, short=short),
+            "-" if entry.next_run is None else shown_span(entry.next_run - now),
+        )
+        row = (*future[: 1 + len(left)], *(shown(entry.last_run, short=short), entry.runs)[: len(past)], entry.status)
+        table.add_row(text(entry.name), text(task), when, *map(text, row))
     return table
 
 
 def _least_width(table: Table) -> int:
-    """Return the width at which no firm column is cut: names stay whole, so that people can copy them."""
-    return sum(
-        _GAP + (max(cell_len(str(cell)) for cell in (column.header, *column.cells)) if column.no_wrap else _LEAST)
-        for column in table.columns
-    )
+    """Return the width at which no word is cut, and no firm column folds: people can copy what they see."""
+    gap = 1 + table.padding[1]
+    return sum(gap + max(map(cell_len, _parts(column))) for column in table.columns)
+
+
+def _parts(column: Column) -> list[str]:
+    cells = [str(cell) for cell in (column.header, *column.cells)]
+    return "\n".join(cells).split("\n" if column.no_wrap else None)
 
 
 @command("show", schedule)
@@ -118,7 +137,7 @@ def show(ctx: click.Context, name: str, as_json: bool) -> None:
     import_tasks(ctx.obj.app)
     entry = _schedule(ctx).get(name)
     data = _data(entry)
-    print_details(data if as_json else {**data, "status": entry.status}, as_json)
+    print_details(data if as_json else {**data, "schedule": entry.when, "status": entry.status}, as_json)
 
 
 #: An interval or a crontab expression, see `written`.
@@ -143,8 +162,8 @@ _fields = several(
 def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, Any] | None, **fields: Any) -> None:
     """Add a periodic task.
 
-    WHEN is an interval such as 90, 90s, 1h30m or 'every 5 minutes', or a crontab expression such as '0 6 * * mon-fri'
-    or '@daily'.
+    WHEN is an interval such as 'every 1h 30m', 'every 5 minutes' or 90s, or a crontab expression such as
+    '0 6 * * mon-fri' or '@daily'.
     """
     import_tasks(ctx.obj.app)
     given = {**fields, "task": task, "schedule": when, "timing": timing}
@@ -278,7 +297,8 @@ def _import(ctx: click.Context, found: Schedule, entries: Sequence[Found], is_re
         moved += 1
         data = one.definition.data() or {}  # it is of JSON types
         timing = f", {data['timing']}" if data["timing"] else ""
-        say(f"+ {one.name}: {one.definition.task}, {data['schedule']}{timing}")
+        when = PeriodicTask(one.name, one.definition.task, data.get("schedule")).when
+        say(f"+ {one.name}: {one.definition.task}, {when}{timing}")
     number = plural(moved, "entry", "entries")
     say(f"{number} added." if is_real else f"{number} can be added. Pass --apply to do so.")
     if is_real:

@@ -10,6 +10,7 @@ from typing import Any
 
 from celery_delayq.basics.times import Time, aware
 from celery_delayq.inspector.inspector import Inspector
+from celery_delayq.inspector.pages import OnProgress
 from celery_delayq.queue.dead_letter import NOT_AN_ENTRY, REASONS
 from celery_delayq.queue.dead_letter import DeadLetter as DeadLetter
 from celery_delayq.queue.dead_letters import DeadChunk, DeadLetters
@@ -111,6 +112,20 @@ def change_of(action: str, letters: DeadLetters, criteria: LetterCriteria) -> Ca
     return partial(letters.requeue_some, revive=revived, **wanted)
 
 
+def count(
+    action: str, letters: DeadLetters, criteria: LetterCriteria, on_progress: OnProgress = lambda done, total: None
+) -> DeadChunk:
+    """Return how many of the letters that match would be changed, and how many refused. It reads all letters."""
+    changed = refused = 0
+    total = len(letters)
+    for number, letter in enumerate(letters, 1):
+        on_progress(number, max(number, total))
+        if criteria.matches(letter):
+            is_refused = action == "requeue" and letter.reason == NOT_AN_ENTRY
+            changed, refused = changed + (not is_refused), refused + is_refused
+    return DeadChunk(changed, refused, None)
+
+
 def change_some(inspector: Inspector, action: str, letters: DeadLetter | Iterable[DeadLetter]) -> int:
     """Requeue or purge some letters; returns how many of them, see `change_of`."""
     chosen = [letters] if isinstance(letters, DeadLetter) else list(letters)
@@ -122,9 +137,14 @@ def change_some(inspector: Inspector, action: str, letters: DeadLetter | Iterabl
     return sum(act(there, letter) for letter in chosen)
 
 
-def change_all(inspector: Inspector, action: str, queue: str | None, criteria: LetterCriteria) -> int:
-    """Requeue or purge all letters that match, as many as there are now; returns how many."""
-    change = change_of(action, inspector.dead_letters(queue), criteria)
+def change_all(
+    inspector: Inspector, action: str, queue: str | None, criteria: LetterCriteria, *, dry_run: bool = False
+) -> int:
+    """Requeue or purge all letters that match, as many as there are now; returns how many. `dry_run`: only count."""
+    letters = inspector.dead_letters(queue)
+    if dry_run:
+        return count(action, letters, criteria).changed
+    change = change_of(action, letters, criteria)
     chunk = change()
     changed = chunk.changed
     while chunk.cursor is not None:

@@ -83,8 +83,8 @@ class Schedule:
             name: name of the entry.
             task: a task, its name, or a signature, which has arguments and options, too.
             schedule: seconds, a timedelta, a `schedule`, `crontab` or `solar`, or a crontab expression such as
-                `"0 6 * * mon-fri"` (minute, hour, day of month, month, day of week). Or as in the command: `"1h30m"`,
-                `"every 5 minutes"`, `"@hourly"`.
+                `"0 6 * * mon-fri"` (minute, hour, day of month, month, day of week). Or as in the command:
+                `"every 1h 30m"`, `"every 5 minutes"`, `"@hourly"`.
             args: positional arguments of the task, in JSON types.
             kwargs: keyword arguments of the task, in JSON types.
             options: options of `apply_async`: `queue`, `priority`, `expires` (counted from the due time), `headers`,

@@ -63,9 +63,11 @@ def _field(given: Any) -> str:
 _NAMED = {
     "@hourly": "0 * * * *",
     "@daily": "0 0 * * *",
+    "@midnight": "0 0 * * *",
     "@weekly": "0 0 * * 0",
     "@monthly": "0 0 1 * *",
     "@yearly": "0 0 1 1 *",
+    "@annually": "0 0 1 1 *",
 }
 
 #: The name of a unit, of which `parse_span` knows the first letter.
@@ -75,7 +77,7 @@ _UNIT = re.compile("(second|minute|hour|day|week)s?", re.IGNORECASE)
 def written(text: str) -> str | timedelta:
     """Return the schedule that a person has written, in a form for `decode`: an interval, or a crontab expression.
 
-    An interval may also be as lists show it, `every 1h 30m`, or have units in full: `every 5 minutes`.
+    An interval may also be as lists show it, `every 1h 30m`, or have units in full: `every 5 minutes`, `every hour`.
 
     Raises:
         InvalidSchedule: it is neither. Fields of a crontab are not checked here.
@@ -84,12 +86,14 @@ def written(text: str) -> str | timedelta:
     is_interval = bool(rest) and first.lower() == "every"
     if (len(rest) == 4 and not is_interval) or first.lower() in _NAMED:
         return text
-    span = _UNIT.sub(lambda unit: unit[0][0].lower(), " ".join(rest)) if is_interval else text
+    span = text
+    if is_interval:
+        span = re.sub("^(?=[a-z])", "1", _UNIT.sub(lambda unit: unit[0][0].lower(), " ".join(rest)))
     try:
         return parse_span(re.sub(r"(?<!\d) | (?!\d)", "", span))  # but "5 4" is not 54
     except (ValueError, OverflowError) as exc:
         raise InvalidSchedule(
-            f"{text!r} is neither an interval (90, 90s, 1h30m, every 5 minutes) nor a crontab expression of five "
+            f"{text!r} is neither an interval (every 1h 30m, every 5 minutes, 90s) nor a crontab expression of five "
             "fields (0 6 * * mon-fri, or @hourly, @daily, @weekly, @monthly, @yearly)"
         ) from exc
 

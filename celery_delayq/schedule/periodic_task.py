@@ -6,6 +6,7 @@ from collections.abc import Container, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta, timezone
+from decimal import Decimal
 from typing import Any
 
 from celery_delayq.basics.times import shown_span
@@ -68,16 +69,17 @@ class PeriodicTask:
 
     def __repr__(self) -> str:
         next_run = "" if self.next_run is None else f", next run {self.next_run.isoformat()}"
-        return f"<PeriodicTask {self.name!r} {self.task!r} {self.when!r}: {self.status}{next_run} in {self.queue!r}>"
+        queue = "" if self.queue is None else f" in {self.queue!r}"
+        return f"<PeriodicTask {self.name!r} {self.task!r} {self.when!r}: {self.status}{next_run}{queue}>"
 
     @property
     def when(self) -> str:
-        """Its schedule in words: `every 30s`, `0 6 * * mon-fri (Europe/Berlin)`; a dash if it is not known."""
+        """Its schedule in words: `every 1h 30m`, `0 6 * * mon-fri (Europe/Berlin)`; a dash if it is not known."""
         given = self.schedule
         if not isinstance(given, dict):
             return str(given or "-")
         if isinstance(given.get("every"), (int, float)):
-            return f"every {_span(given['every'])}"
+            return f"every {_span(given['every'])}{' (relative)' if given.get('relative') else ''}"
         zone = self.timing.get("tz")
         when = given.get("crontab") or f"{given.get('solar')} at {given.get('lat')}, {given.get('lon')}"
         return f"{when} ({zone})" if zone else str(when)
@@ -181,6 +183,7 @@ def _next_run(name: str, data: Mapping[str, Any], state: State | None) -> dateti
 
 
 def _span(seconds: float) -> str:
-    if 60 <= seconds <= LONGEST_S and seconds == int(seconds):
-        return shown_span(timedelta(seconds=seconds))
-    return f"{seconds:g}s" if abs(seconds) <= LONGEST_S else f"{seconds}s"
+    if not abs(seconds) <= LONGEST_S:
+        return f"{seconds}s"
+    whole = seconds == int(seconds)
+    return shown_span(timedelta(seconds=seconds), units=4) if whole else f"{Decimal(repr(seconds)):f}s"

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
-from datetime import timedelta
+from datetime import datetime, timedelta, timezone
 
 import pytest
 from celery import Celery
+from rich.console import Console
 
 from celery_delayq import DelayedQueue
+from celery_delayq.cli import schedule
+from celery_delayq.schedule.periodic_task import PeriodicTask
 from celery_delayq.schedule.service import store_of
 from tests.cli.running import Command, failed, is_wrong_use
 from tests.integration.publishing import SOON, publish
@@ -222,8 +226,27 @@ def test_names_of_periodic_tasks_are_whole(command: Command, length: int) -> Non
     command("schedule", "add", name, task, "0 6 * * mon-fri")
     listed = command("schedule", "list").stdout
     assert name in listed
-    assert "runs" in listed
     assert task in listed
+
+
+@pytest.mark.parametrize(("width", "missing"), [(150, set()), (120, {"runs"}), (80, {"runs", "left"})])
+def test_names_schedules_and_words_are_whole_in_a_table_of_periodic_tasks(width: int, missing: set[str]) -> None:
+    when = "30 6 * * mon-fri", "(Europe/Berlin)", "every 1h 30m"
+    entries = [
+        PeriodicTask(
+            "celery.backend_cleanup", "celery.backend_cleanup", {"crontab": when[0]}, timing={"tz": "Europe/Berlin"}
+        ),
+        PeriodicTask(
+            "stock-north", "shop.sync_stock", {"every": 5400}, queue="celery", next_run=datetime.now(timezone.utc)
+        ),
+    ]
+    out = Console(width=width, file=io.StringIO())
+    out.print(schedule.table_of(entries, width))
+    shown = out.file.getvalue()
+    assert {"runs", "left"} - set(shown.split()) == missing
+    for whole in ("celery.backend_cleanup", "sync_stock" if width == 80 else "shop.sync_stock", *when):
+        assert whole in shown
+    assert {"not", "seen", "by", "a", "planner", "planned"} <= set(shown.split())
 
 
 def test_errors_of_periodic_tasks_are_below_the_table(app: Celery, command: Command) -> None:

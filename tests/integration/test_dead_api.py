@@ -88,6 +88,24 @@ def test_some_of_a_page_or_all_that_match_run_again(delayq: DelayQ, broker_clien
     assert delayq.dead().letters == ()
 
 
+def test_a_dry_run_counts_what_matches_and_changes_nothing(
+    delayq: DelayQ, broker_client: redis.Redis, name: str
+) -> None:
+    fail(broker_client, name, "a")
+    fail(broker_client, name, "b")
+    bury(broker_client, name, pack(b"garbage", reason=NOT_AN_ENTRY))
+    before = delayq.dead().letters
+    assert delayq.requeue_dead(task="pay", dry_run=True) == 2
+    assert delayq.requeue_dead(everything=True, dry_run=True) == 2
+    assert delayq.purge_dead(queue="celery", dry_run=True) == 3
+    assert delayq.purge_dead(text="b", dry_run=True) == 1
+    assert delayq.dead().letters == before
+    with pytest.raises(TypeError, match="give no letters"):
+        delayq.purge_dead(before, dry_run=True)
+    with pytest.raises(ValueError, match="everything=True"):
+        delayq.purge_dead(dry_run=True)
+
+
 def test_a_letter_says_which_task_it_is_of(delayq: DelayQ, broker_client: redis.Redis, name: str) -> None:
     fail(broker_client, name, "a")
     letter = delayq.dead()[0]

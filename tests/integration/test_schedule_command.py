@@ -140,11 +140,16 @@ def test_an_entry_whose_time_is_past_is_late(app: Celery, command: Command, brok
         ("every 5 minutes", {"every": 300}),
         ("every 1 Hour 30 minutes", {"every": 5400}),
         ("every 2 days", {"every": 172_800}),
+        ("every minute", {"every": 60}),
+        ("every Hour", {"every": 3600}),
+        ("every day", {"every": 86_400}),
         ("@hourly", {"crontab": "0 * * * *"}),
         ("@daily", {"crontab": "0 0 * * *"}),
+        ("@midnight", {"crontab": "0 0 * * *"}),
         ("@weekly", {"crontab": "0 0 * * 0"}),
         ("@monthly", {"crontab": "0 0 1 * *"}),
         ("@Yearly", {"crontab": "0 0 1 1 *"}),
+        ("@annually", {"crontab": "0 0 1 1 *"}),
     ],
 )
 def test_a_schedule_is_written_in_the_same_words_in_a_command_and_in_python(
@@ -170,9 +175,17 @@ def test_an_error_of_a_crontab_names_the_field(command: Command, line: str, fiel
     assert f"'{line}' is not a valid schedule: {field}" in command("add", "a", "note", line).output
 
 
-def test_intervals_are_shown_in_words(command: Command) -> None:
-    well(command("add", "often", "note", "2.5"))
-    assert "every 2.5s" in well(command("list"))
+@pytest.mark.parametrize(
+    ("when", "shown"), [("2.5", "every 2.5s"), ("3600", "every 1h"), ("1h30m5s", "every 1h 30m 5s"), ("7d", "every 7d")]
+)
+def test_intervals_are_shown_in_one_way(app: Celery, command: Command, when: str, shown: str) -> None:
+    well(command("add", "often", "note", when))
+    assert f" {shown} " in well(command("list"))
+    assert well(command("show", "often")).partition("schedule")[2].split("\n")[0].strip() == shown
+    assert f"'note' '{shown}': " in repr(app.delayq.schedule["often"])
+    before = app.delayq.schedule["often"].schedule
+    well(command("update", "often", "--when", shown))
+    assert app.delayq.schedule["often"].schedule == before
 
 
 @pytest.mark.parametrize("options", ["{}", '{"countdown": 600}', '{"eta": "2100-01-01T00:00:00+00:00"}'])
@@ -188,12 +201,16 @@ def test_run_now_sends_what_may_run_at_once(command: Command, broker_client: red
         (("show", "nothing"), "no periodic task 'nothing'"),
         (("add", "a", "note", "* *"), "five fields"),
         (("add", "a", "note", "each 5s"), "'each 5s' is neither an interval"),
+        (("add", "a", "note", "every other day"), "'every other day' is neither an interval"),
         (("add", "a", "note", "every 5 4"), "'every 5 4' is neither an interval"),
         (("add", "a", "note", "60", "--args", "{}"), "'--args': must be a JSON list"),
         (("add", "a", "note", "60", "--kwargs", "x"), "'--kwargs': not valid JSON"),
         (("add", "a", "note", "60", "--timing", '{"tzz": "UTC"}'), "did you mean 'tz'"),
         (("add", "a", "note", "60", "--timing", '{"name": "b"}'), "unknown option 'name'"),
-        (("add", "a", "note", "@reboot"), "'@reboot' is neither an interval (90, 90s, 1h30m, every 5 minutes) nor a"),
+        (
+            ("add", "a", "note", "@reboot"),
+            "'@reboot' is neither an interval (every 1h 30m, every 5 minutes, 90s) nor a",
+        ),
         (("add", "a", "note", "1e300"), "neither an interval"),
         (("update", "nothing", "--when", "60"), "no periodic task 'nothing'"),
         (("update", "nothing"), "nothing to change"),

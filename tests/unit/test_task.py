@@ -336,4 +336,4 @@ class TestReprs:
             "<PeriodicTask 'report' 'shop.report' 'every 1m 30s': planned, "
             "next run 2200-01-01T00:00:00+00:00 in 'celery'>"
         )
-        assert repr(PeriodicTask("a", "b", None)) == "<PeriodicTask 'a' 'b' '-': not seen by a planner in None>"
+        assert repr(PeriodicTask("a", "b", None)) == "<PeriodicTask 'a' 'b' '-': not seen by a planner>"

@@ -64,6 +64,7 @@ def test_an_entry_is_added_shown_edited_and_removed(app: Celery, user: User) -> 
     assert "Saved." in changed.page.text
     entry = app.delayq.schedule.get("news é")
     assert (entry.schedule, entry.args, entry.timing) == ({"every": 90.0}, [], {})
+    assert ("when", "every 1m 30s") in changed.page.form("schedule.update").fields
     assert (entry.kwargs, entry.options) == ({"x": "é"}, {"queue": "mail", "priority": 3})
     paused = user.submit(user.get("/entry", query), "schedule.pause")
     assert app.delayq.schedule.get("news é").paused

@@ -177,7 +177,7 @@ def line_of(schedule: Mapping[str, Any]) -> str:
     """Return a schedule as a person writes it; empty if that says less than the schedule, so that it stays as it is."""
     every, crontab = schedule.get("every"), schedule.get("crontab")
     if len(schedule) == 1 and isinstance(every, (int, float)) and every is not True and 0 < every < inf:
-        return f"{Decimal(repr(every)):f}s"
+        return PeriodicTask("", "", schedule).when
     return crontab if len(schedule) == 1 and isinstance(crontab, str) else ""
 
 
