@@ -60,8 +60,9 @@ class DelayQ(Updates, ForCoroutines, Dead):
 
     DelayQ registers the `delayq` URL schemes with kombu, bootsteps, a `control` and the defaults of our settings with
     the app, and remote control commands and a warning about a second scheduler with Celery. What a producer does not
-    need is imported by the methods that need it. It does not connect and does not read the configuration, so you can
-    create it before `app.config_from_object`. Creating it twice for one app does no harm.
+    need is imported by the methods that need it. It does not connect and does not read the configuration, so create it
+    right after the app, even before `app.config_from_object`: in a thread that has used the result backend before,
+    publishing hangs if the backend does. Creating it twice for one app does no harm.
     Threads may share it, and it works after a fork.
 
     No worker needs to run for the methods that read or change waiting tasks. They take a task id or a result. If you

@@ -48,8 +48,8 @@ span_option: Decorator = click.option(
 def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> None:
     """Show message counts and due times.
 
-    For each queue, show the counts, the next due time and the worker that transfers punctually. Below, show a histogram
-    of due times.
+    For each queue, show the counts, the next due time and the punctual worker, which moves due tasks to the queue.
+    Below, show a histogram of due times.
 
     On a Redis Cluster, also show the node of each queue. If a node does not answer, show all others, and exit with 1.
     """

@@ -27,8 +27,8 @@ _NOBODY = (
 def workers(ctx: click.Context, as_json: bool) -> None:
     """Show the consumers of all queues.
 
-    For each connection of a worker, show its queues, how many messages it holds, how long its leases last, and for
-    which queues its process transfers punctually.
+    For each connection of a worker, show its queues, how many messages it holds, how long its leases last, and of
+    which queues its process is the punctual worker: the one that moves due tasks to the queue.
 
     On a Redis Cluster, if a node does not answer, show what concerns all other queues, and exit with 1.
     """
@@ -46,7 +46,7 @@ def _table(found: Consumers, width: int) -> Table:
     add_columns(table, "worker", "queues")
     add_columns(table, "in-flight", right=True, firm=True)
     add_columns(table, "lease", firm=True)
-    add_columns(table, "punctual for")
+    add_columns(table, "punctual worker of")
     for consumer in found.consumers:
         process = consumer.node if consumer.pid is None else f"{consumer.node}:{consumer.pid}"
         punctual = sorted({lease.queue for lease in consumer.leases if lease.is_punctual})

@@ -25,17 +25,20 @@ ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "docs" / "pictures"
 COLUMNS = 120
 
-#: The name of each picture, and the command whose output it shows.
+#: The name of each picture, and the command whose output it shows, as one types it in a folder with a `shop.py`.
 COMMANDS = {
-    "status": "celery -A examples.orders.scene delayq status --span 1h --buckets 10",
-    "list": "celery -A examples.orders.scene delayq list --queue mail --due-before 4m",
+    "status": "celery -A shop delayq status --span 1h --buckets 10",
+    "list": "celery -A shop delayq list --queue mail --due-before 4m",
 }
+
+#: The app that it is run with.
+APP = "examples.orders.scene"
 
 
 def output_of(command: str) -> str:
     """Run a command of Celery as if in a terminal, and return what it wrote, with its colors."""
     terminal = {"FORCE_COLOR": "1", "TERM": "xterm-256color", "COLUMNS": str(COLUMNS)}
-    python_command = [sys.executable, "-m", *shlex.split(command)]
+    python_command = [sys.executable, "-m", *shlex.split(command.replace("-A shop", f"-A {APP}"))]
     environment = {name: value for name, value in os.environ.items() if name != "NO_COLOR"}
     finished = subprocess.run(
         python_command, cwd=ROOT, env={**environment, **terminal}, stdout=subprocess.PIPE, text=True, check=True

@@ -58,7 +58,7 @@ def test_json(waiting: DelayedQueue, two: int, command: Command) -> None:
 
 def test_a_table(two: int, command: Command) -> None:
     _, heading, _, one, other = command("workers").stdout.splitlines()
-    assert heading.split() == ["worker", "queues", "in-flight", "lease", "punctual", "for"]
+    assert heading.split() == ["worker", "queues", "in-flight", "lease", "punctual", "worker", "of"]
     assert one.split()[:4] == ["web-1:1", "celery", "2", "lasts"]
     assert one.split()[-1] == "-"
     assert other.split()[:3] == ["web-1:2", "celery", "0"]
