@@ -191,6 +191,7 @@ def show(ctx: click.Context, task_id: str, ready: bool, with_body: bool, as_json
         fields["body"] = task.body
     if not as_json:
         fields["time_left"] = shown_span(task.time_left)
+        fields = {"enqueued" if name == "offered" else name: value for name, value in fields.items()}
     print_details(fields, as_json)
     if task.state == "ready" and not as_json:
         say(with_app(f"It is in its queue. To cancel it: `celery -A ... delayq cancel {task.id} --ready`"), err=True)
