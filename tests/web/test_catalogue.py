@@ -173,7 +173,7 @@ class Words(HTMLParser):
             self.words.append(" ".join(data.split()))
 
 
-#: Names that are the same in Chinese.
+#: Names, and what one types, that are the same in Chinese.
 NAMES = (
     *(
         "celery_delayq",
@@ -181,6 +181,7 @@ NAMES = (
         "apply_async",
         "beat_schedule",
         "mon-fri",
+        "every 1h 30m",
         "crontab",
         "countdown",
         "eta",
