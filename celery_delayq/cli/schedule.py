@@ -38,7 +38,7 @@ from celery_delayq.schedule.definition import Definition
 from celery_delayq.schedule.encoding import written
 from celery_delayq.schedule.found import Found
 from celery_delayq.schedule.periodic_task import PeriodicTask
-from celery_delayq.transport.named import similar
+from celery_delayq.transport.named import check_known
 
 #: How much a list leaves out if it is too wide, see `_table`. Terminals of `NARROW` columns or more show names in full.
 _WIDE, _ALL = range(3), range(5)
@@ -67,7 +67,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
             print_json(_data(entry))
         return
     if not entries:
-        say("There are no periodic tasks.", err=True)
+        say("There are no periodic tasks. Those of the configuration appear once a planner has started.", err=True)
     out = console()
     width = out.width
     for start in range(0, len(entries), MAX_PAGE):
@@ -166,6 +166,7 @@ def add(ctx: click.Context, name: str, task: str, when: Any, timing: dict[str, A
     '0 6 * * mon-fri' or '@daily'.
     """
     import_tasks(ctx.obj.app)
+    check_known(ctx.obj.app, task)
     given = {**fields, "task": task, "schedule": when, "timing": timing}
     found = _schedule(ctx)
     _say_done(ctx, found.add_definition(Definition.of(name, given, ctx.obj.app)), "added")
@@ -186,6 +187,7 @@ def update(ctx: click.Context, name: str, timing: dict[str, Any] | None, **field
     if not changes and timing is None:
         raise click.UsageError("nothing to change: give --task, --when, --args, --kwargs, --options or --timing")
     import_tasks(ctx.obj.app)
+    check_known(ctx.obj.app, changes.get("task"))
     _say_done(ctx, _schedule(ctx).update_fields(name, changes, timing or {}), "updated")
 
 
@@ -201,9 +203,7 @@ def _say_if_unplanned(ctx: click.Context) -> None:
 
 def _say_done(ctx: click.Context, entry: PeriodicTask, done: str) -> None:
     if not entry.is_registered:
-        near = similar(ctx.obj.app, entry.task)
-        hint = f": did you mean {' or '.join(map(repr, near))}?" if near else "."
-        say(f"Warning: this app has no task {entry.task!r}{hint} It will be sent anyway.", err=True)
+        say(f"Warning: this app has no task {entry.task!r}. It will be sent anyway.", err=True)
     say(f"{entry.name} {done}.")
     _say_if_unplanned(ctx)
 

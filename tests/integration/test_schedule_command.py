@@ -64,7 +64,7 @@ def test_an_entry_is_added_seen_and_removed(command: Command) -> None:
     well(command("resume", "report"))
     well(command("remove", "report"))
     assert well(command("list", "--json")) == ""
-    assert "no periodic tasks" in well(command("list"))
+    assert "appear once a planner has started" in well(command("list"))
 
 
 def test_tasks_that_are_found_by_autodiscover_are_known(
@@ -215,6 +215,8 @@ def test_run_now_sends_what_may_run_at_once(command: Command, broker_client: red
         (("update", "nothing", "--when", "60"), "no periodic task 'nothing'"),
         (("update", "nothing"), "nothing to change"),
         (("remove", "\udcff"), "no periodic task '\\udcff'"),
+        (("add", "a", "ntoe", "60"), "unknown task 'ntoe': did you mean 'note'?"),
+        (("update", "a", "--task", "ntoe"), "unknown task 'ntoe': did you mean 'note'?"),
     ],
 )
 def test_what_is_wrong_is_said(command: Command, args: tuple[str, ...], message: str) -> None:
