@@ -140,10 +140,9 @@ class Recovery:
 
     def _tell_dead(self, name: str, dead: list[bytes]) -> None:
         logger.error(
-            "%s of %r went to the dead-letter list %r: unreadable, or its worker was killed too often while it ran. "
+            "%s in the list %r: unreadable, or its worker was killed too often while it ran. "
             "`delayq dead list` with the name of the queue shows more",
-            plural(len(dead), "message"),
-            name,
+            plural(len(dead), f"message of {name!r} became a dead letter", f"messages of {name!r} became dead letters"),
             keys.QueueKeys.of(name).dead,
         )
         for letter in dead:

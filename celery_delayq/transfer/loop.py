@@ -361,7 +361,7 @@ class TransferLoop(LoopThread):
             logger.debug("Transferred %d to %r", done.moved, queue.name)
         if done.dead:
             logger.error(
-                "Entries of delayed queue %r could not be decoded, and went to the dead-letter list %r: %d",
+                "Entries of delayed queue %r could not be decoded, and became dead letters in the list %r: %d",
                 queue.name,
                 queue.keys.dead,
                 done.dead,

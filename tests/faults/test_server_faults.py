@@ -162,7 +162,7 @@ def test_an_entry_that_cannot_be_decoded_stops_nobody(
     wait_until(lambda: client.zcard(KEYS.dead) == 2, "they are set aside")
     assert {letter.message for letter in DeadLetters(client, "celery")} == {b"garbage", b""}
     assert ledger.verdict(promised) == ALL_WELL
-    worker.wait_for_log("went to the dead-letter list 'delayq:dead:{celery}'")
+    worker.wait_for_log("became dead letters in the list 'delayq:dead:{celery}'")
     assert "ERROR" in worker.log
 
 

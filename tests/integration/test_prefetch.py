@@ -403,7 +403,7 @@ def test_a_task_that_kills_its_workers_becomes_a_dead_letter(
 def test_dead_letters_are_no_failures_if_the_app_says_so(app: Celery, doomed: Any, broker_client: redis.Redis) -> None:
     workers = doomed(1, delayq_fail_dead_letters=False)
     result = app.tasks["kill_worker"].delay()
-    wait_until(lambda: "1 message of 'celery' went to the dead-letter list" in log_of_all(workers), "set aside", 20)
+    wait_until(lambda: "1 message of 'celery' became a dead letter in the list" in log_of_all(workers), "set aside", 20)
     assert app.tasks["note"].delay(1).get(timeout=20) == 1
     with pytest.raises(ResultTimeout):
         result.get(timeout=0.5)
