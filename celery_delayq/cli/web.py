@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import signal
+import socket
 from typing import Any
 
 import click
@@ -26,7 +27,12 @@ _LOCAL = ("127.0.0.1", "localhost", "::1")
 )
 @click.option("--read-only", is_flag=True, help="Show everything, change nothing.")
 @click.option("--insecure", is_flag=True, help="Ask for no password: anyone who can reach the port may change tasks.")
-@click.option("--allow-host", "hosts", multiple=True, help="A host name that the page answers for. May be repeated.")
+@click.option(
+    "--allow-host",
+    "hosts",
+    multiple=True,
+    help="Another host name or address that the page answers for. May be repeated.",
+)
 def web(
     ctx: click.Context,
     host: str,
@@ -50,7 +56,7 @@ def web(
     access, site_module, server = web_module("access"), web_module("site"), web_module("server")
     grant = "read" if read_only else "all"
     allowed = access.password_access(password, grant) if password else lambda request: grant
-    site = site_module.Site(ctx.obj.app, access=allowed, hosts={*_LOCAL, host, *hosts})
+    site = site_module.Site(ctx.obj.app, access=allowed, hosts={*_LOCAL, socket.gethostname(), host, *hosts})
     uri = site.broker.check()
     import_tasks(ctx.obj.app)
     _log_changes()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import re
 import signal
+import socket
 from typing import Any
 
 import pytest
@@ -84,6 +85,7 @@ def test_with_a_password(redis_server: PrivateRedis, client: redis.Redis, filled
         assert ask(site, "GET", "/", Authorization=wrong)[0] == 401
         assert ask(site, "GET", "/", Authorization=right)[0] == 200
         assert ask(site, "GET", "/", Authorization=right, Host="shop.example:80")[0] == 200
+        assert ask(site, "GET", "/", Authorization=right, Host=f"{socket.gethostname()}:80")[0] == 200
         assert ask(site, "GET", "/", Authorization=right, Host="evil.example")[0] == 421
         assert ask(site, "POST", "/waiting", CANCEL + "a", Authorization=right)[0] == 403
         own = {"Sec_Fetch_Site": "same-origin"}
