@@ -38,7 +38,7 @@ class DeadLetter:
         reason: `delivery-limit`, `not-a-message` (not a kombu message), `invalid-task` (no Celery worker can process
             it), `not-an-entry` (not an entry of a delayed queue, or its record is damaged), or `failed`.
         message: bytes of the message.
-        deliveries: how many times it was delivered without an acknowledgement; None if unknown.
+        deliveries: how many deliveries, or rejections, counted towards the limit; None if unknown.
         error: what is wrong with an invalid task, what the task did that was delivered too often, or type and text of
             the exception with which it failed; None if unknown.
         traceback: the last 20 kB of that of a failed task.
