@@ -135,6 +135,7 @@ _ORDERS = """
 import asyncio
 
 import django.conf
+import fastapi
 
 import api
 import async_api
@@ -149,6 +150,12 @@ assert delayq.get("cancel:7") is None
 
 asyncio.run(async_api.place("8"))
 assert asyncio.run(async_api.pay("8")) == {"paid": True}
+try:
+    asyncio.run(async_api.pay("8"))
+except fastapi.HTTPException as error:
+    assert error.status_code == 409
+else:
+    raise AssertionError("it is too late")
 
 client = web.web.test_client()
 assert client.post("/orders/9").status_code == 200
