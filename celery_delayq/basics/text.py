@@ -5,6 +5,7 @@ Control characters, also those for bidirectional text, become visible.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,3 +61,12 @@ def visible(value: object, keep: str = "") -> str:
     return "".join(
         char if char.isprintable() or char in keep else char.encode("unicode_escape").decode() for char in text
     )
+
+
+def with_app(text: str) -> str:
+    """Return a text with the `-A` of the running command in place of the dots of `celery -A ...`, to be pasted."""
+    import click  # most processes need it only in commands
+
+    context = click.get_current_context(silent=True)
+    named = None if context is None else context.find_root().params.get("app")
+    return text.replace("celery -A ...", f"celery -A {shlex.quote(named)}") if isinstance(named, str) else text

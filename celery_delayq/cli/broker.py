@@ -10,8 +10,8 @@ from typing import Any
 import click
 from celery.app.utils import find_app
 
+from celery_delayq.basics.text import with_app
 from celery_delayq.cli.command import Decorator
-from celery_delayq.health.advice import with_app
 from celery_delayq.health.connecting import NoBroker, reaching
 from celery_delayq.inspector import Inspector
 from celery_delayq.inspector.away import Lost

@@ -11,12 +11,11 @@ import click
 from rich.text import Text
 
 from celery_delayq.basics.finding import Finding, Level
-from celery_delayq.basics.text import plural
+from celery_delayq.basics.text import plural, with_app
 from celery_delayq.cli.command import command, json_option
 from celery_delayq.cli.output import add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import SPAN
-from celery_delayq.health.advice import with_app
 from celery_delayq.health.whole import check_all, check_overdue
 
 _STYLES = {Level.OK: "green", Level.NOTE: "cyan", Level.WARNING: "yellow", Level.ERROR: "bold red"}

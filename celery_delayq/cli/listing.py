@@ -11,6 +11,7 @@ from typing import Any, get_args
 import click
 from rich.table import Table
 
+from celery_delayq.basics.text import with_app
 from celery_delayq.cli.broker import check_complete, inspecting, queue_option
 from celery_delayq.cli.command import (
     Decorator,
@@ -35,7 +36,6 @@ from celery_delayq.cli.output import (
 )
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import WHEN, at, shown, shown_span
-from celery_delayq.health.advice import with_app
 from celery_delayq.inspector import Inspector, pages
 from celery_delayq.inspector.away import Lost
 from celery_delayq.inspector.pages import Criteria, Page

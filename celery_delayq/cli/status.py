@@ -10,12 +10,12 @@ from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
+from celery_delayq.basics.text import with_app
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
 from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
 from celery_delayq.cli.plain import say
 from celery_delayq.cli.times import SPAN, shown, shown_span
-from celery_delayq.health.advice import with_app
 from celery_delayq.inspector.away import LostQueue
 from celery_delayq.inspector.counts import Counts, QueueCounts, count
 

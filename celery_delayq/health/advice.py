@@ -1,11 +1,8 @@
-"""What to do: about an error of a server, by its words, and with which command."""
+"""What to do about an error of a server, by its words."""
 
 from __future__ import annotations
 
 import re
-import shlex
-
-import click
 
 #: Words of Redis and redis-py, which may leave out the code in capitals -> what to do. Versions differ a little.
 _ADVICE = (
@@ -35,10 +32,3 @@ def advice_for(error: str, otherwise: str) -> str:
         otherwise: what to do about any other error.
     """
     return next((advice for words, advice in _ADVICE if words.search(error)), otherwise)
-
-
-def with_app(text: str) -> str:
-    """Return a text with the `-A` of the running command in place of the dots of `celery -A ...`, to be pasted."""
-    context = click.get_current_context(silent=True)
-    named = None if context is None else context.find_root().params.get("app")
-    return text.replace("celery -A ...", f"celery -A {shlex.quote(named)}") if isinstance(named, str) else text

@@ -8,9 +8,8 @@ from typing import Any
 
 from celery_delayq.basics.errors import UnsupportedServer
 from celery_delayq.basics.finding import Finding, Level, merged
-from celery_delayq.basics.text import name_and_version
+from celery_delayq.basics.text import name_and_version, with_app
 from celery_delayq.basics.version import __version__
-from celery_delayq.health.advice import with_app
 from celery_delayq.health.options import check_options, described
 from celery_delayq.health.server_checks import (
     check_clock,

@@ -203,14 +203,13 @@ class PublishingChannel(ConnectingChannel):
         delayed = sum(self.delayed_queue(name).size() for name in self.broker_lists(queue))
         purged = self._purge_ready(queue)
         if delayed:
-            from celery_delayq.basics.text import plural
+            from celery_delayq.basics.text import plural, with_app
 
             logger.warning(
-                "Purge left %s of queue %s. To remove them, and with them the next runs of periodic tasks, run "
-                "`celery -A ... delayq cancel --queue %s`",
+                "Purge left %s of queue %s. To remove them, and with them the next runs of periodic tasks, run %s",
                 plural(delayed, "delayed message"),
                 queue,
-                queue,
+                with_app(f"`celery -A ... delayq cancel --queue {queue}`"),
             )
         return purged
 

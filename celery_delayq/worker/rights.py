@@ -11,7 +11,7 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.basics.finding import Finding, sentence
-from celery_delayq.health.advice import with_app
+from celery_delayq.basics.text import with_app
 from celery_delayq.health.check import check_rights
 from celery_delayq.health.permissions import RENAMED, UNKNOWN
 from celery_delayq.transport import Transport

@@ -24,7 +24,7 @@ def test_ready_messages_go_and_delayed_ones_are_counted(
         assert purge.wait() == 0
         assert "Purged 1 message from 1 known task queue" in purge.log
         assert "Purge left 2 delayed messages of queue celery. To remove them" in purge.log
-        assert "run `celery -A ... delayq cancel --queue celery`" in purge.log
+        assert "run `celery -A tests.worker_app delayq cancel --queue celery`" in purge.log
     assert len(app.delayq.scheduled()) == 2
     assert not waiting.client.llen("celery")
 
