@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator
 from contextlib import suppress
 
-from celery_delayq.basics.finding import Finding, error, ok, warning
+from celery_delayq.basics.finding import Finding, error, ok, sentence, warning
 from celery_delayq.basics.text import plural
 from celery_delayq.health.servers import Server
 from celery_delayq.schedule.configured import Configured
@@ -33,7 +33,7 @@ def check_planning(
     count = max(recorded, 0 if entries is None else len(entries.entries))
     invalid = {} if entries is None else entries.errors
     for name, why in sorted(invalid.items()):
-        yield error(f"The periodic task {name!r} is invalid: {why.rstrip('.')}.")
+        yield error(sentence(f"The periodic task {name!r} is invalid: {why}"))
     if not count:
         yield ok("There are no periodic tasks of this package.")
         return

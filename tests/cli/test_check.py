@@ -173,6 +173,10 @@ def test_an_invalid_entry_is_reported_once(
     ("conf", "words"),
     [
         ({"beat_schedule": {"bad": {"task": "note", "schedule": "soon"}}}, "The periodic task 'bad' is invalid: "),
+        (
+            {"beat_schedule": {"bad": {"task": "note", "schedule": 5, "timing": {"mised": "skip"}}}},
+            "is invalid: unknown option 'mised': did you mean 'missed'?",
+        ),
         ({"beat_schedule": ["bad"]}, "beat_schedule must be a dict"),
         ({"beat_scheduler": "celery_delayq.beat:Shceduler"}, "beat_scheduler must be celery_delayq.beat:Scheduler"),
     ],
@@ -183,6 +187,7 @@ def test_a_schedule_that_is_wrong(broker_url: str, ledger_url: str, conf: dict[s
     assert done.code == 1
     errors = [line for line in found(done, "planner") if line["level"] == "error"]
     assert words in errors[0]["message"]
+    assert "?." not in errors[0]["message"]
 
 
 def test_an_invalid_entry_is_said_once(
