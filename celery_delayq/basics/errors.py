@@ -31,7 +31,13 @@ class InvalidEntry(DelayqError, ValueError):
 
 
 class InvalidExport(DelayqError, ValueError):
-    """An export file is cut off, has an unknown version, or is garbage. The message names the line."""
+    """An export file is cut off, has an unknown version, or is garbage. The message names the line.
+
+    Attributes:
+        imported: how many tasks of the lines before it were stored, or waited already.
+    """
+
+    imported = 0
 
 
 class LeaseLost(DelayqError, ConnectionError):

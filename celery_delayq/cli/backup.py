@@ -79,9 +79,8 @@ def import_(ctx: click.Context, file: str, as_json: bool) -> None:
         try:
             done = backup.import_(inspector.lists, source, on_progress)
         except InvalidExport as exc:
-            raise click.ClickException(
-                f"{exc}. The lines before it were imported; importing them again does no harm"
-            ) from exc
+            rest = ". The lines before it were imported; importing them again does no harm" if exc.imported else ""
+            raise click.ClickException(f"{exc}{rest}") from exc
         except OSError as exc:
             raise click.ClickException(f"cannot read {file}: {exc.strerror or exc}") from exc
     if as_json:

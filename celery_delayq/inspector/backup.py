@@ -19,7 +19,7 @@ import json
 import os
 import tempfile
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -116,7 +116,7 @@ def import_(lists: BrokerLists, file: File, on_progress: OnProgress | None = Non
     registered: set[str] = set()
     with _reading(file) as stream:
         reader = _Reader(stream, getattr(stream, "name", "the file"))
-        for lines in reader.batches():
+        for lines in reader.batches(answers):
             calls = []
             for line in lines:
                 queue: DelayedQueue = lists.channel.delayed_queue(lists.channel.broker_list(line.queue, line.priority))
@@ -255,8 +255,12 @@ class _Reader:
         self._name = name
         self._number = 0
 
-    def batches(self) -> Iterator[list[_Line]]:
-        """Yield some tasks at a time. Of a file that cannot be read to its end, those before the error come first."""
+    def batches(self, imported: Sized) -> Iterator[list[_Line]]:
+        """Yield some tasks at a time. Of a file that cannot be read to its end, those before the error come first.
+
+        Args:
+            imported: the tasks that were imported, for the error.
+        """
         batch: list[_Line] = []
         size = 0
         try:
@@ -266,8 +270,10 @@ class _Reader:
                 if len(batch) == _LINES or size >= _BYTES:
                     yield batch
                     batch, size = [], 0
-        except (InvalidExport, OSError):
+        except (InvalidExport, OSError) as exc:
             yield batch
+            if isinstance(exc, InvalidExport):
+                exc.imported = len(imported)
             raise
         yield batch
 
@@ -332,7 +338,7 @@ class _Reader:
             raise self._error(str(exc)) from exc
 
     def _error(self, what: str) -> InvalidExport:
-        return InvalidExport(f"{self._name}, line {self._number}: {what}")
+        return InvalidExport(f"{self._name}, line {max(self._number, 1)}: {what}")
 
 
 def _bytes(text: str) -> bytes:

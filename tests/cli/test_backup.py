@@ -65,6 +65,9 @@ class TestExportAndImport:
     def test_a_file_of_something_else(self, command: Command, path: Path) -> None:
         path.write_text("{}\n")
         failed(command("import", path), "line 1", "not an export file of celery_delayq")
+        done = command("import", "/dev/null")
+        failed(done, "/dev/null, line 1: not an export file of celery_delayq")
+        assert "The lines before it" not in done.stderr
 
     def test_files_that_cannot_be_opened(self, command: Command, path: Path) -> None:
         failed(command("import", path), f"cannot read {path}: No such file or directory")

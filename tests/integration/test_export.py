@@ -299,7 +299,7 @@ class TestBadFiles:
     @pytest.mark.parametrize(
         ("lines", "match"),
         [
-            ([], "line 0: not an export file"),
+            ([], "line 1: not an export file"),
             ([b"not JSON"], "line 1: not valid JSON, or cut off"),
             ([[1]], "line 1: not a JSON object"),
             ([{"format": "other"}], "line 1: not an export file of celery_delayq"),
@@ -308,8 +308,9 @@ class TestBadFiles:
         ],
     )
     def test_that_say_nothing(self, app: Celery, waiting: DelayedQueue, lines: list[Any], match: str) -> None:
-        with nothing_changes(waiting.client), pytest.raises(InvalidExport, match=match):
+        with nothing_changes(waiting.client), pytest.raises(InvalidExport, match=match) as caught:
             app.delayq.import_(self.file(*lines))
+        assert caught.value.imported == 0
 
     @pytest.mark.parametrize(
         ("lines", "match"),
@@ -346,9 +347,9 @@ class TestBadFiles:
         self, app: Celery, waiting: DelayedQueue, lines: list[Any], match: str
     ) -> None:
         file = self.file(HEAD, GOOD, {**GOOD, "key": "11" * 16}, *lines)
-        with pytest.raises(InvalidExport, match=match):
+        with pytest.raises(InvalidExport, match=match) as caught:
             app.delayq.import_(file)
-        assert waiting.size() == 2
+        assert waiting.size() == caught.value.imported == 2
         file.seek(0)
         with nothing_changes(waiting.client), pytest.raises(InvalidExport, match=match):
             app.delayq.import_(file)
