@@ -31,6 +31,7 @@ from celery_delayq.cli.listing import check_task
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
+    least_width,
     new_table,
     print_details,
     print_json,
@@ -121,12 +122,25 @@ def list_(
     say_rest(cursor, "dead letters", as_json)
 
 
-def table_of(rows: Iterable[dict[str, Any]], width: int, title: str | None = None) -> Table:
-    """Return a table for a console that is `width` columns wide. Ids are never folded, so they are easy to copy."""
-    narrow = width < NARROW
-    table = new_table(title and visible(title), dense=narrow)
+def table_of(rows: Sequence[dict[str, Any]], width: int, title: str | None = None) -> Table:
+    """Return a table for a console that is `width` columns wide. Ids are never folded, so they are easy to copy.
+
+    From 100 columns on, no name and no word is cut: names may be short then, and the table wider than the console.
+    """
+    if width < NARROW:
+        return _table(rows, title, dense=True, narrow=True)
+    for dense in (False, True):
+        table = _table(rows, title, dense=dense)
+        table.min_width = least_width(table)
+        if table.min_width <= width:
+            break
+    return table
+
+
+def _table(rows: Iterable[dict[str, Any]], title: str | None, *, dense: bool, narrow: bool = False) -> Table:
+    table = new_table(title and visible(title), dense=dense)
     add_columns(table, "id", "task id", firm=True)
-    add_columns(table, "task")
+    add_columns(table, "task", firm=not narrow)
     add_columns(table, "reason", firm=True)
     if not narrow:
         add_columns(table, "error")
@@ -135,7 +149,7 @@ def table_of(rows: Iterable[dict[str, Any]], width: int, title: str | None = Non
     for row in rows:
         error, runs = text(row["error"] or ""), text(row["deliveries"])
         rest = () if narrow else (error, runs, text(shown(datetime.fromisoformat(row["at"]))[:-3]))
-        task = text(short_name(row["task"]) if narrow else row["task"], one_line=narrow)
+        task = text(short_name(row["task"]) if dense else row["task"], one_line=narrow)
         table.add_row(text(row["id"]), text(row["task_id"]), task, text(row["reason"]), *rest)
     return table
 

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 import click
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from celery_delayq.basics.text import plural
@@ -25,6 +26,9 @@ WIDTH = 120
 
 #: Terminals with fewer columns get short times and names.
 NARROW = 100
+
+#: Words with more columns fold in cells that fold.
+_LONGEST_WORD = 40
 
 
 def console(*, stderr: bool = False, width: int = WIDTH) -> Console:
@@ -47,14 +51,16 @@ def print_rows(rows: Iterable[Mapping[str, Any]], as_json: bool, table: Callable
     Args:
         rows: the objects, for JSON.
         as_json: whether to write JSON.
-        table: returns the table for a console of so many columns.
+        table: returns the table for a console of so many columns. One with a `min_width` may be wider.
     """
     if as_json:
         for row in rows:
             print_json(row)
     else:
         out = console()
-        out.print(table(out.width))
+        made = table(out.width)
+        out.width = max(out.width, made.min_width or 0)
+        out.print(made)
 
 
 def say_rest(cursor: str | None, nouns: str, as_json: bool) -> None:
@@ -116,6 +122,18 @@ def add_columns(table: Table, *names: str, right: bool = False, firm: bool = Fal
     """
     for name in names:
         table.add_column(name, overflow="fold", justify="right" if right else "left", no_wrap=firm)
+
+
+def least_width(table: Table) -> int:
+    """Return the width at which no firm column folds, and no word of up to 40 columns: so people can copy them."""
+    gap = 1 + table.padding[1]
+    return sum(gap + _least(column) for column in table.columns)
+
+
+def _least(column: Column) -> int:
+    cells = [str(cell) for cell in (column.header, *column.cells)]
+    longest = max(map(cell_len, "\n".join(cells).split("\n" if column.no_wrap else None)))
+    return longest if column.no_wrap else min(longest, _LONGEST_WORD)
 
 
 def text(value: object, *, one_line: bool = False) -> Text:

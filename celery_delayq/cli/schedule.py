@@ -10,8 +10,7 @@ from typing import Any
 import click
 import redis
 from kombu.exceptions import OperationalError
-from rich.cells import cell_len
-from rich.table import Column, Table
+from rich.table import Table
 from rich.text import Text
 
 from celery_delayq.basics.errors import DelayqError
@@ -22,6 +21,7 @@ from celery_delayq.cli.output import (
     NARROW,
     add_columns,
     console,
+    least_width,
     new_table,
     print_details,
     print_json,
@@ -72,7 +72,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
     width = out.width
     for start in range(0, len(entries), MAX_PAGE):
         table = table_of(entries[start : start + MAX_PAGE], width)
-        out.width = max(width, _least_width(table))
+        out.width = max(width, least_width(table))
         out.print(table)
     for entry in entries:
         if entry.error:
@@ -83,7 +83,7 @@ def table_of(entries: Sequence[PeriodicTask], width: int) -> Table:
     """Return a table of entries, with as much as fits into so many columns. No name, schedule or word is cut."""
     tables = (_table(entries, density) for density in (_ALL if width < NARROW else _WIDE))
     for table in tables:
-        if _least_width(table) <= width:
+        if least_width(table) <= width:
             break
     return table
 
@@ -116,17 +116,6 @@ def _table(entries: Sequence[PeriodicTask], density: int) -> Table:
         row = (*future[: 1 + len(left)], *(shown(entry.last_run, short=short), entry.runs)[: len(past)], entry.status)
         table.add_row(text(entry.name), text(task), when, *map(text, row))
     return table
-
-
-def _least_width(table: Table) -> int:
-    """Return the width at which no word is cut, and no firm column folds: people can copy what they see."""
-    gap = 1 + table.padding[1]
-    return sum(gap + max(map(cell_len, _parts(column))) for column in table.columns)
-
-
-def _parts(column: Column) -> list[str]:
-    cells = [str(cell) for cell in (column.header, *column.cells)]
-    return "\n".join(cells).split("\n" if column.no_wrap else None)
 
 
 @command("show", schedule)

@@ -132,6 +132,25 @@ def test_ids_are_whole_in_a_table(killer: dict[str, str], width: int) -> None:
     assert any("delivery-limit" in line for line in lines), lines
 
 
+@pytest.mark.parametrize("width", [100, 120, 160])
+def test_no_name_and_no_word_is_cut_in_a_table(killer: dict[str, str], width: int) -> None:
+    row = {"task": "shop.charge", "reason": "failed", "deliveries": None, "error": "RuntimeError: the bank is closed"}
+    table = dead.table_of([{**row, **killer, "at": "2023-11-14T22:13:20+00:00"}], width)
+    assert table.min_width is not None
+    out = Console(width=max(width, table.min_width), file=io.StringIO())
+    out.print(table)
+    words = out.file.getvalue().split()
+    assert {*killer.values(), "failed", "RuntimeError:", "bank", "deliveries"} <= set(words), words
+    assert {"shop.charge", "charge"} & set(words), words
+
+
+def test_a_long_error_does_not_make_a_table_wide() -> None:
+    row = {"id": "1", "task_id": "2", "task": "t", "reason": "failed", "deliveries": 1, "error": "x" * 500}
+    table = dead.table_of([{**row, "at": "2023-11-14T22:13:20+00:00"}], 120)
+    assert table.min_width is not None
+    assert table.min_width <= 120
+
+
 def test_show_has_the_message(command: Command, killer: dict[str, str], broker_client: redis.Redis) -> None:
     (shown,) = command("dead", "show", QUEUE, killer["id"], "--json", "--body").json()
     assert shown.keys() == {
