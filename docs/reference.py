@@ -20,6 +20,7 @@ sys.path.insert(0, str(FOLDER.parents[1]))  # the package beside it, not one tha
 
 import celery_delayq  # noqa: E402
 from celery_delayq.cli import delayq  # noqa: E402
+from celery_delayq.inspector import away, consumers, counts, histogram, history  # noqa: E402
 
 #: Heading -> the public names below it. A test tells if one is missing.
 GROUPS = {
@@ -41,6 +42,13 @@ GROUPS = {
 
 #: Classes that you make yourself. You get the others from calls.
 MADE = {"DelayQ", "Unique", "Throttle", "DelayedQueue", "DeadLetters"}
+
+#: Classes of the items in a result: they have no public name, and are described below the class that has them.
+ITEMS = {
+    "Counts": (counts.QueueCounts, histogram.Bucket, away.Lost, away.LostQueue),
+    "History": (history.Point,),
+    "Consumers": (consumers.Consumer, consumers.Lease),
+}
 
 _API = """\
 # Python API
@@ -72,6 +80,7 @@ exit codes and JSON. Each command has `--help`.
 """
 
 _SECTION = re.compile(r"(Args|Attributes|Returns|Yields|Raises):")
+_ARGS = re.compile(r"\n\nArgs:\n.*?(?=\n\n\S|\Z)", re.DOTALL)
 _ITEM = re.compile(r"([\w.*, ]+): (.*)", re.DOTALL)
 
 
@@ -84,6 +93,8 @@ def api() -> str:
             parts.append(_WITHOUT_CELERY)
         for name in names:
             parts += _entry(name, getattr(celery_delayq, name))
+            for item in ITEMS.get(name, ()):
+                parts += _entry(item.__name__, item)
     return _page(parts)
 
 
@@ -101,11 +112,14 @@ def _link(name: str) -> str:
 
 
 def _entry(name: str, what: Any) -> Iterator[str]:
-    """Yield the parts about a public name."""
+    """Yield the parts about a public name, or about an item of a result."""
     yield f"### {name}"
+    doc = inspect.getdoc(what) or ""
     if name in MADE or inspect.isfunction(what):
         yield _signature(name, what)
-    yield _markdown(inspect.getdoc(what) or "")
+    else:
+        doc = _ARGS.sub("", doc)
+    yield _markdown(doc)
     for member, value in _members(what):
         yield f"#### {name}.{member}"
         function = value.__func__ if isinstance(value, (classmethod, staticmethod)) else value

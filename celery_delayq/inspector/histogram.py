@@ -25,7 +25,13 @@ _LATEST_START_MS = 253_402_300_800_000
 
 @dataclass(frozen=True)
 class Bucket:
-    """Number of tasks due from `start` (included) to `end` (excluded), both aware, in UTC."""
+    """How many tasks are due in a part of the window.
+
+    Attributes:
+        start: when it starts, included: aware, in UTC.
+        end: when it ends, excluded: aware, in UTC.
+        count: number of tasks.
+    """
 
     start: datetime
     end: datetime

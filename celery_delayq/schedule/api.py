@@ -90,7 +90,7 @@ class Schedule:
             options: options of `apply_async`: `queue`, `priority`, `expires` (counted from the due time), `headers`,
                 ...
             timing: `tz`, `start`, `end`, `jitter`, `max_runs`, `enabled`, `missed`, `max_lateness`, `catch_up`,
-                `lazy`; see `Timing`.
+                `lazy`; see [the options of an entry](../periodic.md#options-of-an-entry).
             timeout: see `DelayQ`.
 
         Raises:

@@ -22,7 +22,7 @@ from celery_delayq.basics.errors import DelayqError
 class NotReplicated(DelayqError, OperationalError):
     """A write was executed, but too few replicas have it. If the master dies now, it may be lost.
 
-    Celery's retry of a publication sends the message again, which stores it once, see `Publisher`.
+    Celery's retry of a publication sends the message again, which stores it once.
     """
 
 
