@@ -5,7 +5,6 @@ Control characters, also those for bidirectional text, become visible.
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from typing import Any
 
@@ -65,7 +64,9 @@ def visible(value: object, keep: str = "") -> str:
 
 def with_app(text: str) -> str:
     """Return a text with the `-A` of the running command in place of the dots of `celery -A ...`, to be pasted."""
-    import click  # most processes need it only in commands
+    import shlex  # only commands need these
+
+    import click
 
     context = click.get_current_context(silent=True)
     named = None if context is None else context.find_root().params.get("app")
