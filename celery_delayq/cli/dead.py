@@ -125,32 +125,36 @@ def list_(
 def table_of(rows: Sequence[dict[str, Any]], width: int, title: str | None = None) -> Table:
     """Return a table for a console that is `width` columns wide. Ids are never folded, so they are easy to copy.
 
-    From 100 columns on, no name and no word is cut: names may be short then, and the table wider than the console.
+    From 100 columns on, no name and no word is cut: what does not fit is left out, and `show` has it.
     """
     if width < NARROW:
-        return _table(rows, title, dense=True, narrow=True)
-    for dense in (False, True):
-        table = _table(rows, title, dense=dense)
+        return _table(rows, title, 4)
+    for left_out in range(4):
+        table = _table(rows, title, left_out)
         table.min_width = least_width(table)
         if table.min_width <= width:
             break
     return table
 
 
-def _table(rows: Iterable[dict[str, Any]], title: str | None, *, dense: bool, narrow: bool = False) -> Table:
+def _table(rows: Iterable[dict[str, Any]], title: str | None, left_out: int) -> Table:
+    """Return a table that leaves out so much, one after the other: space and modules; deliveries; times; errors."""
+    dense, narrow = left_out >= 1, left_out >= 4
     table = new_table(title and visible(title), dense=dense)
     add_columns(table, "id", "task id", firm=True)
     add_columns(table, "task", firm=not narrow)
     add_columns(table, "reason", firm=True)
-    if not narrow:
-        add_columns(table, "error")
-        add_columns(table, "deliveries", right=True, firm=True)
-        add_columns(table, "dead since (UTC)", firm=True)
+    add_columns(table, *["error"][: not narrow])
+    add_columns(table, *["deliveries"][: left_out < 2], right=True, firm=True)
+    add_columns(table, *["dead since (UTC)"][: left_out < 3], firm=True)
     for row in rows:
-        error, runs = text(row["error"] or ""), text(row["deliveries"])
-        rest = () if narrow else (error, runs, text(shown(datetime.fromisoformat(row["at"]))[:-3]))
         task = text(short_name(row["task"]) if dense else row["task"], one_line=narrow)
-        table.add_row(text(row["id"]), text(row["task_id"]), task, text(row["reason"]), *rest)
+        since = shown(datetime.fromisoformat(row["at"]))[:-3]
+        cells = [text(row["id"]), text(row["task_id"]), task, text(row["reason"])]
+        cells += [text(row["error"] or "")][: not narrow]
+        cells += [text(row["deliveries"])][: left_out < 2]
+        cells += [text(since)][: left_out < 3]
+        table.add_row(*cells)
     return table
 
 
