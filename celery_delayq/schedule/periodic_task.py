@@ -74,15 +74,16 @@ class PeriodicTask:
 
     @property
     def when(self) -> str:
-        """Its schedule in words: `every 1h 30m`, `0 6 * * mon-fri (Europe/Berlin)`; a dash if it is not known."""
-        given = self.schedule
+        """Its schedule in words: `every 1h 30m, jitter 5s`, `0 6 * * mon-fri (Europe/Berlin)`; a dash if not known."""
+        given, zone, jitter = self.schedule, self.timing.get("tz"), self.timing.get("jitter")
         if not isinstance(given, dict):
-            return str(given or "-")
-        if isinstance(given.get("every"), (int, float)):
-            return f"every {_span(given['every'])}{' (relative)' if given.get('relative') else ''}"
-        zone = self.timing.get("tz")
-        when = given.get("crontab") or f"{given.get('solar')} at {given.get('lat')}, {given.get('lon')}"
-        return f"{when} ({zone})" if zone else str(when)
+            when = str(given or "-")
+        elif isinstance(given.get("every"), (int, float)):
+            when = f"every {_span(given['every'])}{' (relative)' if given.get('relative') else ''}"
+        else:
+            when = given.get("crontab") or f"{given.get('solar')} at {given.get('lat')}, {given.get('lon')}"
+            when = f"{when} ({zone})" if zone else str(when)
+        return f"{when}, jitter {_span(jitter)}" if isinstance(jitter, (int, float)) and jitter > 0 else when
 
     @property
     def status(self) -> str:

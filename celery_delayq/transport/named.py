@@ -63,10 +63,15 @@ def check_known(app: Any, task: object) -> None:
 
 
 def similar(app: Any, task: str) -> tuple[str, ...]:
-    """Return the names of tasks that may have been meant: misspelt at the end, or without their modules."""
-    names = [name for name in app.tasks if not name.startswith("celery.")]
+    """Return the names of tasks that may have been meant: misspelt at the end, or without their modules, or both."""
+    names = sorted(name for name in app.tasks if not name.startswith("celery."))
     near = [name for name in difflib.get_close_matches(task, names) if _alike(name, task)]
-    return tuple(near or sorted(name for name in names if name.endswith(f".{task}"))[:3])
+    if near:
+        return tuple(near)
+    parts = task.count(".") + 1
+    ends = {name: ".".join(name.split(".")[-parts:]) for name in names}
+    alike = difflib.get_close_matches(task, set(ends.values()), cutoff=_ALIKE)
+    return tuple([name for end in alike for name in names if ends[name] == end and _alike(name, task)][:3])
 
 
 def _alike(name: str, task: str) -> bool:

@@ -40,6 +40,7 @@ class Bar:
         x, y, width, height: where it is, in percent.
         title: what it says when it is pointed at.
         href: where it leads; empty if nowhere.
+        is_open: whether it may still grow, because its time is not over.
     """
 
     x: float
@@ -48,6 +49,7 @@ class Bar:
     height: float
     title: Any
     href: str = ""
+    is_open: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,6 +95,7 @@ def bar_chart(
     hrefs: Sequence[str] = (),
     unit: Callable[[float], str] = str,
     rounded: Callable[[float], float] = nice,
+    is_last_open: bool = False,
 ) -> Chart:
     """Return a bar chart.
 
@@ -103,6 +106,7 @@ def bar_chart(
         hrefs: where each bar leads.
         unit: turns a value into the label of a line.
         rounded: returns a round value that is not smaller, for the upper line.
+        is_last_open: whether the last bar may still grow.
     """
     top = rounded(max((value for value in values if value), default=0))
     step = 100 / max(1, len(values))
@@ -118,6 +122,7 @@ def bar_chart(
                     height,
                     titles[at],
                     hrefs[at] if hrefs else "",
+                    is_last_open and at == len(values) - 1,
                 )
             )
     return Chart(tuple(bars), (unit(top), unit(top / 2)), tuple(labels))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timedelta, timezone
 from typing import Any
@@ -41,18 +42,23 @@ def cut(value: object, most: int = 80, keep: str = "") -> str:
     return visible(text, keep) if len(text) <= most else f"{visible(text[: most - 1], keep)}…"
 
 
+def _breakable(value: object, most: int = 80) -> Markup:
+    """Return a name, see `cut`, whose lines break after dots and underscores rather than inside words."""
+    return Markup(re.sub(r"(?<=[._])(?![._]|$)", "<wbr>", escape(cut(value, most))))
+
+
 def _number(value: int | None) -> str:
     return NONE if value is None else f"{value:,}"
 
 
-def _when(when: datetime | None, both: bool = False) -> Markup:
-    """Return a time in UTC. The script turns it into the viewer's own, or adds that."""
+def _when(when: datetime | None, both: bool = False, day: str = "") -> Markup:
+    """Return a time in UTC. The script turns it into the viewer's own, or adds that; `day` is its day of the week."""
     if when is None:
         return Markup(NONE)
     when = when.astimezone(timezone.utc)
     machine, shown = when.isoformat(timespec="milliseconds"), when.strftime("%Y-%m-%d %H:%M:%S")
-    tag = '<time datetime="{}" data-both>{} UTC</time>' if both else '<time datetime="{}">{} UTC</time>'
-    return Markup(tag).format(machine, shown)
+    marks = Markup("{}{}").format(Markup(" data-both" if both else ""), Markup(" data-day" if day else ""))
+    return Markup('<time datetime="{}"{}>{} UTC</time>').format(machine, marks, f"{day} {shown}".lstrip())
 
 
 def lateness(seconds: float | None) -> str:
@@ -127,7 +133,7 @@ ENVIRONMENT = Environment(
     trim_blocks=True,
     lstrip_blocks=True,
 )
-_FILTERS = (cut, _number, _when, lateness, _size, as_json, lines, _weekday, _without, _field, _exact)
+_FILTERS = (cut, _breakable, _number, _when, lateness, _size, as_json, lines, _weekday, _without, _field, _exact)
 ENVIRONMENT.filters.update({each.__name__.lstrip("_"): each for each in _FILTERS})
 ENVIRONMENT.filters["left"] = shown_span
 ENVIRONMENT.globals.update(url=_url, longest_name=LONGEST_NAME)

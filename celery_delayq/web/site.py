@@ -100,7 +100,8 @@ class Site:
         except Unavailable as exc:
             response = _unavailable(view, exc)
         except Refusal as exc:
-            response = view.error(exc.status, view._("Not done"), view._(cut(exc, MOST_CHARACTERS)))
+            title = view._("Not found") if exc.status == 404 else view._("Not done")
+            response = view.error(exc.status, title, view._(cut(exc, MOST_CHARACTERS)))
             response.headers.update(exc.headers)
         except UnicodeEncodeError as exc:
             response = view.error(400, view._("Not done"), f"Nothing has this name, which is not UTF-8: {exc.object!r}")
@@ -157,7 +158,7 @@ class Site:
 def _unavailable(view: View, error: Unavailable) -> Response:
     """Return a page that tries again by itself, but no change is ever tried again."""
     if not may_have_changed(view.request.form):
-        return view.error(503, view._("Redis cannot be read"), str(error), is_live=True)
+        return view.error(503, view._("Redis cannot be read"), f"{str(error).rstrip('.')}.", is_live=True)
     text = view._("%(error)s. Look at the list before you try again: a part of it may be done.", error=str(error))
     return view.error(503, view._("The change was broken off"), text)
 

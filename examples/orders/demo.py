@@ -119,6 +119,7 @@ def show_web(log: IO[bytes]) -> int:
     with PrivateRedis() as server, server.client() as client:
         server_name = name_and_version(client.info("server"))
         print(f"Starting {server_name}, a celery worker, customers and the page.", flush=True)
+        print("The eight hours of history, and what is on the page at first, are made up.", flush=True)
         env = {**os.environ, "SHOP_REDIS": f"127.0.0.1:{server.port}/0"}
         with (
             running(SCENE_WORKER, env, log) as worker,

@@ -8,6 +8,7 @@ some hours.
 
 from __future__ import annotations
 
+import base64
 import json
 import math
 import random
@@ -98,9 +99,22 @@ def _bury() -> None:
     keys, now_s = QueueKeys.of(MAIL), int(time.time())
     for number in range(3):
         died_s = now_s - 600 * (3 - number)
-        letter_id = f"{died_s:08x}00000000"
-        headers = {"id": f"remind:order-{571 + number}", "task": remind.name, "argsrepr": f"('order-{571 + number}',)"}
-        message = json.dumps({"headers": headers, "properties": {}}).encode()
+        letter_id, order_id = f"{died_s:08x}00000000", f"order-{571 + number}"
+        sent = app.amqp.as_task_v2(f"remind:{order_id}", remind.name, (order_id,), {"by": "mail"})
+        info = {"exchange": "", "routing_key": MAIL}
+        raw = {
+            "body": base64.b64encode(json.dumps(sent.body).encode()).decode(),
+            "content-type": "application/json",
+            "content-encoding": "utf-8",
+            "headers": sent.headers,
+            "properties": {
+                **sent.properties,
+                "body_encoding": "base64",
+                "delivery_info": info,
+                "delivery_tag": letter_id,
+            },
+        }
+        message = json.dumps(raw).encode()
         record = dead_letter.pack(message, reason=dead_letter.DELIVERY_LIMIT, deliveries=5)
         database.zadd(keys.dead, {letter_id: died_s * 1000})
         database.hset(keys.records, letter_id, record)

@@ -28,7 +28,7 @@ OWN = {"Sec-Fetch-Site": "same-origin"}
 _HOST = "127.0.0.1:5556"
 
 #: Elements without an end tag.
-_VOID = frozenset({"meta", "link", "input", "br"})
+_VOID = frozenset({"meta", "link", "input", "br", "wbr"})
 
 
 @contextmanager

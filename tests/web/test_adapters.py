@@ -139,7 +139,7 @@ def test_each_adapter_answers_the_same(user: User, app: Celery, client: redis.Re
     assert user.ask("DELETE", "/waiting").status == 405
     assert user.get("/waiting", "lang=zh&text=x").headers["location"] == "waiting?text=x"
     asked = user.act("/waiting", "cancel", {"text": "x"}, id="nobody")
-    assert "already delivered, or cancelled" in asked.page.text
+    assert "no longer waiting" in asked.page.text
     question = user.post("/waiting", {"action": "cancel", "id": "a%2F%C3%BC%3F%25"})
     assert question.title == "Cancel 1 task"
     done = user.submit(question, "cancel")

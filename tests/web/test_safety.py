@@ -24,7 +24,7 @@ from tests.web.hostile import Hostile, fill_hostile
 _ELEMENTS = """
 html head meta title link script body a header svg circle path nav main h1 h2 p div footer span button form input label
 ul li code strong fieldset legend section dl dt dd small table thead tbody tr th td em details summary select option
-datalist pre figure figcaption line text rect ol time br progress textarea
+datalist pre figure figcaption line text rect ol time br wbr progress textarea
 """
 
 #: All elements that the templates have.

@@ -192,7 +192,7 @@ def test_selected_tasks_are_changed_when_that_was_confirmed(
     assert left == (["t1", "t0", "t2"] if action == "reschedule" else ["t1"])
     assert client.llen("celery") == (2 if action == "run_now" else 0)
     again = user.submit(question, action, **typed)
-    assert ("2 were already delivered" in again.page.text) == (action != "reschedule")
+    assert ("2 were no longer waiting" in again.page.text) == (action != "reschedule")
 
 
 def test_a_task_that_went_meanwhile_is_named(app: Celery, user: User) -> None:
@@ -200,7 +200,7 @@ def test_a_task_that_went_meanwhile_is_named(app: Celery, user: User) -> None:
     question = user.submit(user.get("/waiting"), "cancel", all_boxes)
     app.delayq.run_now(["t1"])
     answer = user.submit(question, "cancel")
-    assert "2 tasks cancelled. 1 was already delivered, or cancelled." in answer.page.text
+    assert "2 tasks cancelled. 1 was no longer waiting." in answer.page.text
     asked = user.post("/waiting", [("action", "cancel"), ("id", "t0"), ("id", "t1")])
     assert "2 are no longer waiting." in asked.page.text
 
@@ -254,7 +254,7 @@ def test_tasks_in_their_queues_are_listed_and_cancelled(app: Celery, user: User,
     assert question.title == "Cancel 2 tasks"
     assert "1 is no longer waiting." in question.page.text
     answer = user.submit(question, "cancel")
-    assert "2 tasks cancelled. 1 was already delivered, or cancelled." in answer.page.text
+    assert "2 tasks cancelled. 1 was no longer waiting." in answer.page.text
     assert answer.page.form("cancel").action == "waiting?state=ready"
     assert boxes(answer) == []
     assert boxes(user.get("/waiting")) == ["t0"]

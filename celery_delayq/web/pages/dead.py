@@ -60,7 +60,7 @@ def _show(view: View, done: Mapping[str, object] | None = None) -> Response:
         counts = count(inspector.lists, span=1, buckets=1, partial=True)
         dead = {queue.queue: queue.dead + queue.failed for queue in counts.queues}
         wanted = {one.queue: one.failed for one in counts.queues} if query.get("reason") == FAILED else dead
-        queue = query.get("queue") or next((name for name, number in wanted.items() if number), "")
+        queue = query.get("queue") or next((name for name, number in wanted.items() if number), next(iter(dead), ""))
         page, total, filters = DeadPage((), None), 0, _filters(query)
         is_away = queue in {lost.queue for lost in counts.lost.queues}
         if queue and not is_away:

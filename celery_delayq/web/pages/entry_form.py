@@ -145,10 +145,14 @@ def _shown(name: str, value: Any) -> str:
     if name in _SWITCHES:
         return "yes" if value else ""
     if name in _SPANS and type(value) in (int, float):
-        return f"{Decimal(repr(value)):f}s"
+        return _seconds(value)
     if name in _TIMES and isinstance(value, str):
         return value.removesuffix("+00:00").replace("T", " ")
     return str(value)
+
+
+def _seconds(value: float) -> str:
+    return f"{Decimal(repr(value)).normalize():f}s"
 
 
 def _named_lines(values: Mapping[str, Any]) -> Iterable[str]:

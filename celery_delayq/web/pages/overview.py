@@ -190,8 +190,10 @@ def _past_charts(view: View, past: History) -> tuple[Chart, Chart]:
         view._("%(late)s from %(start)s UTC on", late=lateness(late_s), start=start)
         for late_s, start in zip(late, starts, strict=True)
     ]
+    for said in (counts_said, late_said):
+        said[-1] = view._("%(said)s, so far", said=said[-1])
     labels = labels_between(points[0].start, points[-1].end)
     return (
-        bar_chart(counts, counts_said, labels, unit=_short_number),
-        bar_chart(late, late_said, labels, unit=short_time, rounded=nice_time),
+        bar_chart(counts, counts_said, labels, unit=_short_number, is_last_open=True),
+        bar_chart(late, late_said, labels, unit=short_time, rounded=nice_time, is_last_open=True),
     )

@@ -9,18 +9,28 @@
 
   // -- times in the viewer's own zone
 
-  const zoned = new Intl.DateTimeFormat(document.documentElement.lang, { dateStyle: "medium", timeStyle: "medium" });
+  const zone = new Intl.DateTimeFormat().resolvedOptions().timeZone;
+  const days = new Intl.DateTimeFormat(document.documentElement.lang, { weekday: "short" });
 
   let isLocal = false;
-  try { isLocal = localStorage.getItem("delayq-zone") === "local"; } catch { /* the browser keeps nothing */ }
+  try { isLocal = zone !== "UTC" && localStorage.getItem("delayq-zone") === "local"; } catch { /* the browser keeps nothing */ }
+
+  const localIso = (when) => new Date(when - when.getTimezoneOffset() * 60000).toISOString().slice(0, 19);
+
+  // Returns a time as the server writes it, in the viewer's zone: "2030-12-31 23:59:00 UTC+5:30".
+  function ownTime(when, hasDay) {
+    const minutes = -when.getTimezoneOffset(), [h, m] = [Math.trunc(Math.abs(minutes) / 60), Math.abs(minutes) % 60];
+    const offset = minutes ? `${minutes < 0 ? "-" : "+"}${h}${m ? `:${String(m).padStart(2, "0")}` : ""}` : "";
+    return `${hasDay ? `${days.format(when)} ` : ""}${localIso(when).replace("T", " ")} UTC${offset}`;
+  }
 
   function showTimes(root) {
     for (const time of root.querySelectorAll("time[datetime]")) {
       const when = new Date(time.getAttribute("datetime"));
       if (Number.isNaN(when.getTime())) continue;
       time.dataset.utc ??= time.textContent;
-      const own = `${zoned.format(when)} ${zoned.resolvedOptions().timeZone}`;
-      const both = time.hasAttribute("data-both") ? ` (${isLocal ? time.dataset.utc : own})` : "";
+      const own = ownTime(when, time.hasAttribute("data-day"));
+      const both = time.hasAttribute("data-both") && own !== time.dataset.utc ? ` (${isLocal ? time.dataset.utc : own})` : "";
       time.textContent = (isLocal ? own : time.dataset.utc) + both;
       time.title = isLocal ? time.dataset.utc : own;
     }
@@ -29,7 +39,7 @@
   function startZone() {
     const button = document.getElementById("zone"), words = [button.textContent, button.dataset.other];
     const name = () => { button.textContent = words[Number(isLocal)]; document.getElementById("utc").hidden = isLocal; };
-    button.hidden = false;
+    button.hidden = zone === "UTC";
     button.addEventListener("click", () => {
       isLocal = !isLocal;
       try { localStorage.setItem("delayq-zone", isLocal ? "local" : "utc"); } catch { /* as above */ }
@@ -48,10 +58,9 @@
 
   function showPicked(picker) {
     const found = WRITTEN.exec(fieldOf(picker).value.trim()), input = picker.querySelector("input");
-    picker.querySelector("span").textContent = isLocal ? zoned.resolvedOptions().timeZone : "UTC";
+    picker.querySelector("span").textContent = isLocal ? zone : "UTC";
     const when = found ? new Date(`${found[1]}T${found[2]}Z`) : new Date(NaN);
-    const shown = isLocal ? new Date(when - when.getTimezoneOffset() * 60000) : when;
-    input.value = Number.isNaN(when.getTime()) ? "" : shown.toISOString().slice(0, 19);
+    input.value = Number.isNaN(when.getTime()) ? "" : isLocal ? localIso(when) : when.toISOString().slice(0, 19);
   }
 
   function startPicker(picker) {
@@ -196,7 +205,7 @@
     for (const box of root.querySelectorAll("input[data-all]")) {
       const table = box.closest("table"), rows = [...table.querySelectorAll("tbody input[type=checkbox]")];
       const tell = () => { box.checked = rows.length > 0 && rows.every((each) => each.checked); };
-      box.hidden = false;
+      box.hidden = !rows.length;
       table.addEventListener("change", (change) => {
         if (change.target === box) for (const each of rows) each.checked = box.checked; else tell();
       });

@@ -253,8 +253,8 @@ def test_a_task_that_is_delivered_while_the_question_is_open(
     press(page, "Cancel …")
     app.delayq.run_now(ids[0])
     press(page, "Cancel for good")
-    expect(said(page)).to_have_text("1 task cancelled. 1 was already delivered, or cancelled.")
-    expect(page.locator(".results li").filter(has_text=ids[0])).to_contain_text("already delivered")
+    expect(said(page)).to_have_text("1 task cancelled. 1 was no longer waiting.")
+    expect(page.locator(".results li").filter(has_text=ids[0])).to_contain_text("no longer waiting")
     expect(page.locator(".results li").filter(has_text=ids[1])).to_contain_text("done")
     expect_ids(page, ids[2:])
 
