@@ -31,6 +31,21 @@ def test_what_another_program_wrote_does_not_hide_it(options: Any, timing: Any) 
     assert shown(State("f", "me", T, "id"), options=options, timing=timing).next_run == to_datetime(T)
 
 
+@pytest.mark.parametrize(
+    ("schedule", "timing", "when"),
+    [
+        ({"every": 30}, {"jitter": 5}, "every 30s, jitter 5s"),
+        ({"every": 3600}, {}, "every 1h"),
+        ({"every": 5430.0}, {"jitter": 600.0}, "every 1h 30m, jitter 10m"),
+        ({"crontab": "0 6 * * *"}, {"tz": "Europe/Berlin", "jitter": 0.25}, "0 6 * * * (Europe/Berlin), jitter 0.25s"),
+        ({"every": 60}, {"jitter": "some"}, "every 1m"),
+        (None, {"jitter": 0}, "-"),
+    ],
+)
+def test_its_schedule_in_words(schedule: Any, timing: Any, when: str) -> None:
+    assert shown(None, schedule=schedule, timing=timing).when == when
+
+
 def test_one_that_has_ended_has_a_last_run_only() -> None:
     over = shown(State("f", "me", None, "", T - 60_000, 9))
     assert (over.next_run, over.last_run, over.runs) == (None, to_datetime(T - 60_000), 9)

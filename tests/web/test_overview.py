@@ -17,7 +17,7 @@ from celery_delayq.transport.urls import place_of
 from tests.state import bury
 from tests.web import direct
 from tests.web.direct import User, user_of
-from tests.web.filling import message_of
+from tests.web.filling import fill, message_of
 
 app, client, user = direct.app, direct.client, direct.user
 
@@ -75,8 +75,18 @@ def test_the_numbers_of_dead_letters_and_failed_tasks_lead_to_them(
     record = dead_letter.pack(message, reason=dead_letter.FAILED, runs=1, error="ValueError: 1")
     keep(QueueKeys.of("celery"), record=record, most=10, kept_ms=60_000).run(client)
     assert {"dead?queue=a+queue", "dead?queue=celery&reason=failed"} <= set(user.get("/").page.values("href"))
-    assert "ValueError: 1" in user.get("/dead", {"reason": "failed"}).page.text
+    failed = user.get("/dead", {"reason": "failed"})
+    assert failed.title == "Failed tasks"
+    assert "ValueError: 1" in failed.page.text
     assert "ValueError: 1" not in user.get("/dead").page.text
+
+
+def test_the_numbers_of_delayed_and_overdue_tasks_lead_to_them(app: Celery, user: User, client: redis.Redis) -> None:
+    filled = fill(app, client)
+    assert {"waiting", "waiting?due_before=0s"} <= set(user.get("/").page.values("href"))
+    shown = user.get("/waiting", {"due_before": "0s"}).page.text
+    assert filled.overdue in shown
+    assert not any(task_id in shown for task_id in filled.waiting.values())
 
 
 # -- the place

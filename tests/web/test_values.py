@@ -13,7 +13,7 @@ from celery_delayq.basics.text import visible
 from celery_delayq.web.charts import LEAST, bar_chart, labels_between, nice_time
 from celery_delayq.web.pages.filters import InvalidFilter, id_key, ids_of, time_of
 from celery_delayq.web.pages.overview import short_time
-from celery_delayq.web.rendering import as_json, cut, lateness, lines, render
+from celery_delayq.web.rendering import ENVIRONMENT, as_json, cut, lateness, lines, render
 from celery_delayq.web.request import MOST_FIELDS, Params, encoded
 
 #: All text that Python can have, also half surrogate pairs.
@@ -106,6 +106,26 @@ def test_deep_data_is_not_indented() -> None:
         data = [data]
     assert as_json(data).count("\n") == 40
     assert as_json([data]) == "[" * 21 + "1" + "]" * 21
+
+
+def test_a_name_breaks_between_words() -> None:
+    names = {
+        "cancel_unpaid": "cancel_<wbr>unpaid",
+        "shop.<b>": "shop.<wbr>&lt;b&gt;",
+        "__x__": "__<wbr>x__",
+        "a.b.": "a.<wbr>b.",
+    }
+    for name, shown in names.items():
+        assert ENVIRONMENT.from_string("{{ name | breakable }}").render(name=name) == shown
+
+
+def test_only_the_last_bar_may_be_open() -> None:
+    assert [bar.is_open for bar in bar_chart([1, 2, 3], ["", "", ""], [], is_last_open=True).bars] == [
+        False,
+        False,
+        True,
+    ]
+    assert not any(bar.is_open for bar in bar_chart([1, 2, 0], ["", "", ""], [], is_last_open=True).bars)
 
 
 @given(st.lists(st.none() | st.floats(0, 1e15) | st.integers(0, 10**12), max_size=100))

@@ -89,6 +89,8 @@ def test_the_url_selects(app: Celery, user: User, query: dict[str, str], found: 
         ({"task": "shop.orders.shp"}, "No waiting tasks match. Did you mean shop.orders.ship?"),
         ({"task": "shop.orders.ship"}, "No waiting tasks match."),
         ({"task": "ship"}, "No waiting tasks match."),
+        ({"task": "shpi"}, "No waiting tasks match. Did you mean shop.orders.ship?"),
+        ({"task": "orders.remnd"}, "No waiting tasks match. Did you mean shop.orders.remind?"),
         ({"task": "billing.charge"}, "No waiting tasks match."),
         ({"queue": "mial"}, "No waiting tasks match. Did you mean mail?"),
         ({"queue": "nowhere"}, "No waiting tasks match. There is no such queue."),
