@@ -107,7 +107,7 @@ class Site:
             response = view.error(400, view._("Not done"), f"Nothing has this name, which is not UTF-8: {exc.object!r}")
         except Exception:
             logger.exception("Cannot answer %s %s", request.method, request.path)
-            text = view._("This is a mistake in the page, or in its configuration. The log of the server has it.")
+            text = view._("This is a bug in the page, or an error in its configuration. See the log of the server.")
             response = view.error(500, view._("Something went wrong"), text)
         return _finished(response, request)
 

@@ -80,7 +80,7 @@ def test_a_search_without_a_match_goes_on_behind_what_it_has_looked_at(
     state.fill(DelayedQueue(client, "celery"), 10_500)
     answer = user.get("/waiting", {"text": "nobody wrote this"})
     assert "Looked at 10," in answer.page.text
-    assert "There may be some further on." in answer.page.text
+    assert "There may be more on the next pages." in answer.page.text
     (link,) = (attributes["href"] for _, attributes in answer.page.elements if attributes.get("rel") == "next")
     assert "No waiting tasks match." in user.get("/waiting", str(link).partition("?")[2]).page.text
 

@@ -31,7 +31,7 @@ class TestNothingToShow:
     def test_there_may_be_more_further_on(self, user: User, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(pages, "page", partial(pages.page, most_examined=2))
         answer = user.get("/waiting", {"text": "never heard of"})
-        assert "None of these match. There may be some further on." in answer.page.text
+        assert "None of these match. There may be more on the next pages." in answer.page.text
         assert "Next page" in answer.page.texts_of("a")
 
     def test_a_time_that_cannot_be_read(self, user: User) -> None:

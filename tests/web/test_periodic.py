@@ -342,5 +342,5 @@ def test_a_form_means_what_it_was_made_of(args: list[Any], kwargs: dict[str, Any
 def test_what_a_form_cannot_say_is_not_edited_there(app: Celery, user: User, kwargs: dict[str, Any]) -> None:
     app.delayq.schedule.add("odd", "shop.carts.tidy", 60.0, kwargs=kwargs)
     shown = user.get("/entry", {"name": "odd"})
-    assert "It has more than this form can say." in shown.page.text
+    assert "It has more than this form can show." in shown.page.text
     assert not [form for form in shown.page.forms if ("action", "schedule.update") in form.buttons]

@@ -126,7 +126,7 @@ def _update(view: View) -> Response:
 
 def _remove(view: View) -> Response:
     if not is_confirmed(view.request.form):
-        return _ask(view, view._("Its pending run is withdrawn."))
+        return _ask(view, view._("Its next run is cancelled, too."))
     return _change(view, view.broker.schedule().remove, view._("%(name)s removed.", name=_name(view)))
 
 

@@ -86,7 +86,7 @@ def test_redis_goes_away_in_the_middle_of_many_tasks(
     expect(page.locator("#notice")).to_contain_text(f"127.0.0.1:{broker.port}")
     expect(page.locator("#progress")).to_contain_text("1,000 tasks cancelled.")
     broker.start()
-    press(page, "Go on")
+    press(page, "Continue")
     expect(page.locator("#progress")).to_contain_text("1,500 tasks cancelled.")
     expect(page.locator("#progress")).to_contain_text("All done.")
     page.get_by_role("link", name="Back to the list").click()

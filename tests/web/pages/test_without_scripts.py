@@ -48,10 +48,10 @@ def test_all_that_match_are_changed_step_by_step(visit: Visits, url: str, app: C
     progress = page.locator("#progress")
     expect(progress).to_contain_text("1,000 tasks cancelled.")
     expect(page.get_by_role("progressbar")).to_have_attribute("value", "1000")
-    press(page, "Go on")
+    press(page, "Continue")
     expect(progress).to_contain_text("2,000 tasks cancelled.")
     assert len(list(app.delayq.iter_scheduled())) == 100
-    press(page, "Go on")
+    press(page, "Continue")
     expect(progress).to_contain_text("2,100 tasks cancelled.")
     expect(progress).to_contain_text("All done.")
     page.get_by_role("link", name="Back to the list").click()
