@@ -36,7 +36,7 @@ def test_what_another_program_wrote_does_not_hide_it(options: Any, timing: Any) 
     [
         ({"every": 30}, {"jitter": 5}, "every 30s, jitter 5s"),
         ({"every": 3600}, {}, "every 1h"),
-        ({"every": 5430.0}, {"jitter": 600.0}, "every 1h 30m, jitter 10m"),
+        ({"every": 5430.0}, {"jitter": 600.0}, "every 1h 30m 30s, jitter 10m"),
         ({"crontab": "0 6 * * *"}, {"tz": "Europe/Berlin", "jitter": 0.25}, "0 6 * * * (Europe/Berlin), jitter 0.25s"),
         ({"every": 60}, {"jitter": "some"}, "every 1m"),
         (None, {"jitter": 0}, "-"),

@@ -425,4 +425,4 @@ def test_english_words_in_a_page_are_seen() -> None:
 def test_consumers_are_seen(user: Chinese) -> None:
     page = user.ask("/workers").body.decode()
     assert "主机" in page
-    assert all(word in page for word in ("有效", "已过期", "已放弃"))
+    assert all(word in page for word in ("有效", "已结束", "已放弃"))
