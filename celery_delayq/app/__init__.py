@@ -205,8 +205,8 @@ class DelayQ(Updates, ForCoroutines, Dead):
         Args:
             task_id: the task or tasks.
             ready: also remove tasks that are in their queues, delayed before or not. Atomic: either this call or a
-                worker gets the task. It searches the queues of the app, and those that have had delayed tasks: O(N) for
-                N ready tasks, in bounded calls.
+                worker gets the task. It searches the queues of the app, and those to which this package has sent tasks:
+                O(N) for N ready tasks, in bounded calls.
             timeout: see `DelayQ`.
 
         Returns:

@@ -1,14 +1,17 @@
-"""The registry: the broker lists that may have waiting messages, and when each was last used. Knows only Redis.
+"""The registry: the broker lists that may have tasks, and when each was last used. Knows only Redis.
 
 Transfer loops and the inspector use the lists in the registry. The registry has its own hash slot, so no step is atomic
 over the registry and a queue. Two rules make up for that:
 
-- A process that stores a message has registered the name at most `REGISTERED_FOR_S` earlier.
+- A process that stores a delayed message has registered the name at most `REGISTERED_FOR_S` earlier.
 - When a name was not used for `LASTS_S`, which is much longer, a loop looks at its queue. If something waits there, the
   name counts as used now. Otherwise it leaves, unless somebody has registered it since the loop read the registry.
 
 If a producer registers a name, and stores the message minutes later (it was suspended, or kept a `Producer.batch` of
 kombu open), the message waits until its list is registered or consumed again.
+
+Whoever publishes a task that is not delayed registers its list, too, so that tools know it; the task is published even
+if that fails. The name stays as long as the list has messages.
 """
 
 from __future__ import annotations
@@ -118,7 +121,7 @@ class Registry:
         with self.client.pipeline(transaction=False) as pipe:
             for name in old:
                 queue = keys.QueueKeys.of(name)
-                pipe.exists(queue.timeout_set, queue.dead, queue.failed, queue.schedule)
+                pipe.exists(name, queue.timeout_set, queue.dead, queue.failed, queue.schedule)
             found = dict(zip(old, pipe.execute(raise_on_error=False), strict=True))
         # A name whose keys the server refuses stays, too.
         if needed := [name for name in old if found[name] != 0]:
@@ -140,7 +143,7 @@ class Registry:
 
 
 def registered(client: redis.Redis, keyprefix: str = "") -> set[str]:
-    """Return the names of the broker lists that may have waiting messages."""
+    """Return the names of the broker lists that may have tasks."""
     return set(Registry(client, keyprefix).read())
 
 

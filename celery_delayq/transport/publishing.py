@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +23,7 @@ from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.connections import passing_refusal, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
+from celery_delayq.queue.registry import REGISTERED_FOR_S
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.capture import Captured, Caught, captured_for
 from celery_delayq.transport.connecting import ConnectingChannel
@@ -65,6 +66,8 @@ class PublishingChannel(ConnectingChannel):
         self.expiry = Expiry(self)
         #: When to keep the bindings of queues that expire again (monotonic), after that has failed.
         self._refresh_at, self._refresh_error = 0.0, ""
+        #: List -> when to register it again (monotonic), see `_register`.
+        self._register_at: dict[str, float] = {}
         super().__init__(connection, **kwargs)
 
     def _new_queue(self, queue: str, auto_delete: bool = False, **kwargs: Any) -> None:
@@ -254,12 +257,15 @@ class PublishingChannel(ConnectingChannel):
             priority = self._get_message_priority(message, reverse=False)
             broker_list = self.broker_list(queue, priority)
             put_keyed(self, broker_list, message, claiming=claiming, pace=pace, due_ms=due_ms, attempt=attempt)
-            return
-        if due_ms is None:
-            self._put_now(queue, message, attempt, **kwargs)
+            self._register(broker_list)
             return
         priority = self._get_message_priority(message, reverse=False)
-        delayed_queue = self.delayed_queue(self.broker_list(queue, priority))
+        broker_list = self.broker_list(queue, priority)
+        if due_ms is None:
+            self._put_now(queue, message, attempt, **kwargs)
+            self._register(broker_list)
+            return
+        delayed_queue = self.delayed_queue(broker_list)
         payload = dumps(message).encode()
         message_id = str(message["headers"]["id"])
         kombu_batch: Any = kwargs.get("_publish_batch")
@@ -289,6 +295,15 @@ class PublishingChannel(ConnectingChannel):
             self.expiry.used(queue)
             return
         super()._put(queue, message, **self._with_batch(kwargs))
+
+    def _register(self, broker_list: str) -> None:
+        """Let others know a list that has ready tasks, once a minute. They are stored even if this fails."""
+        now = time.monotonic()
+        if now < self._register_at.get(broker_list, 0.0):
+            return
+        self._register_at[broker_list] = now + REGISTERED_FOR_S
+        with suppress(redis.RedisError), self.hurrying():
+            self.delayed_queue(broker_list).register()
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
         captured = captured_for(message)

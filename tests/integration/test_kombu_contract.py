@@ -208,7 +208,7 @@ def test_purge_empties_the_lists_as_kombu_has_it(ours: Broker) -> None:
 def test_a_deleted_queue_is_gone(ours: Broker) -> None:
     ours.publish("body")
     DIRECT(ours.channel).delete()
-    assert ours.dump() == {}
+    assert ours.dump().keys() == {"delayq:queues"}
 
 
 def test_a_connection_that_was_collected_can_be_used_again(any_broker: Server) -> None:

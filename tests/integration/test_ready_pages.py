@@ -9,7 +9,7 @@ import pytest
 import redis
 from celery import Celery
 
-from celery_delayq import UnknownQueue
+from celery_delayq import Unique, UnknownQueue
 from celery_delayq.inspector import Inspector
 from tests.brokers import list_for
 from tests.integration.publishing import SOON, publish
@@ -129,10 +129,25 @@ def test_all_of_them(app: Celery) -> None:
     assert len(found) == len(set(found)) == 350
 
 
-def test_a_queue_is_found_by_its_name_alone(app: Celery) -> None:
-    """It is no queue of the configuration, and nothing was ever delayed for it."""
+def test_a_queue_is_known_by_what_was_published_to_it(app: Celery, broker_client: redis.Redis) -> None:
+    """It is no queue of the configuration, nobody consumes it, and nothing was ever delayed for it."""
+    for priority in (0, 9):
+        send(app, f"a{priority}", queue="elsewhere", priority=priority)
+        app.tasks["note"].apply_async(queue=f"unique {priority}", unique=Unique(key="k"), priority=priority)
+    app.delayq.apply_async_many(app.tasks["note"].s().set(queue="many") for _ in range(2))
+    for queue in ("elsewhere", "unique 0", "unique 9", "many"):
+        app.amqp.queues.pop(queue, None)
+    ready = {it.queue: it.ready for it in app.delayq.counts().queues}
+    assert ready.items() >= {"celery": 0, "elsewhere": 2, "unique 0": 1, "unique 9": 1, "many": 2}.items()
+    assert app.delayq.get("a9", ready=True).queue == "elsewhere"
+    assert app.delayq.cancel(["a0", "a9"], ready=True) == {"a0": True, "a9": True}
+
+
+def test_a_queue_is_found_by_its_name_alone(app: Celery, broker_client: redis.Redis) -> None:
+    """It is no queue of the configuration, and whoever published to it has told nobody."""
     send(app, "a", queue="elsewhere")
     app.amqp.queues.pop("elsewhere", None)
+    broker_client.delete("delayq:queues")
     assert ids(app.delayq.scheduled(state="ready")) == []
     assert ids(app.delayq.scheduled("elsewhere", state="ready")) == ["a"]
     with pytest.raises(UnknownQueue):

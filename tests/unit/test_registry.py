@@ -42,6 +42,17 @@ def time_passes(registry: Registry, by_ms: int = LASTS_MS + 1000) -> None:
 
 
 class TestWhatIsEmpty:
+    def test_stays_while_its_list_has_messages(self, registry: Registry) -> None:
+        registry.add("q")
+        registry.client.lpush("q", "message")
+        time_passes(registry)
+        clear(registry)
+        assert registered(registry.client) == {"q"}
+        registry.client.rpop("q")
+        time_passes(registry)
+        clear(registry)
+        assert registered(registry.client) == set()
+
     def test_leaves_when_it_was_not_used_for_long(self, registry: Registry) -> None:
         registry.add("q")
         time_passes(registry, LASTS_MS // 2)
