@@ -37,8 +37,9 @@
   }
 
   function startZone() {
-    const button = document.getElementById("zone"), words = [button.textContent, button.dataset.other];
-    const name = () => { button.textContent = words[Number(isLocal)]; document.getElementById("utc").hidden = isLocal; };
+    const button = document.getElementById("zone");
+    const shown = [button, document.getElementById("utc")], words = shown.map((it) => [it.textContent, it.dataset.other]);
+    const name = () => shown.forEach((it, at) => { it.textContent = words[at][Number(isLocal)]; });
     button.hidden = zone === "UTC";
     button.addEventListener("click", () => {
       isLocal = !isLocal;

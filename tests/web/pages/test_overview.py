@@ -113,6 +113,7 @@ def test_the_time_zone(visit: Visits, url: str, app: Celery, client: redis.Redis
     expect(time).to_have_text(own)
     expect(time).to_have_attribute("title", utc)
     expect(page.get_by_text("Times are in UTC.")).to_be_hidden()
+    expect(page.get_by_text("Charts are in UTC.")).to_be_visible()
     page.goto(f"{url}task?id={task.id}")
     expect(page.locator("dd time").first).to_have_text(f"{own} ({utc})")
     press(page, "Show UTC")
