@@ -11,6 +11,7 @@ from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisError, ResponseError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from celery_delayq.basics.deadline import raise_rather_than_wait
 from celery_delayq.basics.errors import DelayqError
 from celery_delayq.health.called import was_called
 from celery_delayq.options.settings import check_urls
@@ -56,7 +57,8 @@ def reaching(app: Any, *, patience_s: float | None = None) -> Iterator[Any]:
             if not isinstance(connection.transport, Transport):
                 what, advice = what_to_write(app, connection, f"the broker of app {app.main!r}")
                 raise NoBroker(f"{what}: {advice}{'' if was_called(app) else _ADVICE}")
-            connection.ensure_connection(max_retries=1 if patience_s is None else _other_urls(connection))
+            retries = 1 if patience_s is None else _other_urls(connection)
+            connection.ensure_connection(errback=raise_rather_than_wait, max_retries=retries)
             channel = connection.default_channel
             connected = True
             with refusing_wrong_server(channel.plain_client):

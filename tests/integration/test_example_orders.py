@@ -116,7 +116,7 @@ def address(redis_server: PrivateRedis) -> Iterator[str]:
 SHOWN = {
     "": ("example-orders", "mail", " failed", "ms from"),
     "waiting": ("cancel_unpaid", "shop.remind"),
-    "dead?queue=mail": ("3 dead letters", "delivery-limit"),
+    "dead?queue=mail": ("3 in this queue", "delivery-limit"),
     "dead?reason=failed": ("shop.charge", "CardRefusedError"),
     "periodic": ("daily-report", "planned", "paused"),
     "workers": ("celery@", "example-orders, mail"),

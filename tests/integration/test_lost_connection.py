@@ -99,6 +99,7 @@ def test_every_task_runs_once_although_the_connection_was_lost_meanwhile(
         ids = send(app, 8, late=late)
         wait_until(lambda: taken_up(ledger, ids), "the first runs")
         wait_until(lambda: in_flight(broker_client) >= _HELD[pool], "there are more than the pool can run")
+        worker.wait_for_log("Lease renewal of consumer")  # otherwise it may have nothing to lose yet
         cut(broker_client)
         if pool != "gevent":  # whose main greenlet waits
             wait_for_loss(worker, broker_client)
@@ -107,7 +108,7 @@ def test_every_task_runs_once_although_the_connection_was_lost_meanwhile(
         wait_until(lambda: in_flight(broker_client) == 0, "all are acknowledged")
         assert sorted(taken_up(ledger, ids)) == sorted(ids)
         assert task_ids(broker_client) == []
-    assert [key for key in lasting_keys(broker_client) if key.startswith("delayq:")] == []
+    assert {key for key in lasting_keys(broker_client) if key.startswith("delayq:")} <= {"delayq:queues"}
 
 
 @pytest.mark.one_server("nodes tell their own addresses, past a proxy")
