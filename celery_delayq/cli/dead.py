@@ -128,8 +128,8 @@ def table_of(rows: Sequence[dict[str, Any]], width: int, title: str | None = Non
     From 100 columns on, no name and no word is cut: what does not fit is left out, and `show` has it.
     """
     if width < NARROW:
-        return _table(rows, title, 4)
-    for left_out in range(4):
+        return _table(rows, title, 5)
+    for left_out in range(5):
         table = _table(rows, title, left_out)
         table.min_width = least_width(table)
         if table.min_width <= width:
@@ -138,9 +138,9 @@ def table_of(rows: Sequence[dict[str, Any]], width: int, title: str | None = Non
 
 
 def _table(rows: Iterable[dict[str, Any]], title: str | None, left_out: int) -> Table:
-    """Return a table that leaves out so much, one after the other: space and modules; deliveries; times; errors."""
-    dense, narrow = left_out >= 1, left_out >= 4
-    table = new_table(title and visible(title), dense=dense)
+    """Return a table that leaves out so much, one after the other: space; deliveries; times; modules; errors."""
+    narrow = left_out >= 5
+    table = new_table(title and visible(title), dense=left_out >= 1)
     add_columns(table, "id", "task id", firm=True)
     add_columns(table, "task", firm=not narrow)
     add_columns(table, "reason", firm=True)
@@ -148,7 +148,7 @@ def _table(rows: Iterable[dict[str, Any]], title: str | None, left_out: int) -> 
     add_columns(table, *["deliveries"][: left_out < 2], right=True, firm=True)
     add_columns(table, *["dead since (UTC)"][: left_out < 3], firm=True)
     for row in rows:
-        task = text(short_name(row["task"]) if dense else row["task"], one_line=narrow)
+        task = text(short_name(row["task"]) if left_out >= 4 else row["task"], one_line=narrow)
         since = shown(datetime.fromisoformat(row["at"]))[:-3]
         cells = [text(row["id"]), text(row["task_id"]), task, text(row["reason"])]
         cells += [text(row["error"] or "")][: not narrow]
@@ -210,7 +210,7 @@ def requeue(ctx: click.Context, queue: str, ids: tuple[str, ...], as_json: bool,
             _change(ctx, "requeued", _chosen(letters, queue, ids), put_back, as_json)
         else:
             change = (_counting if dry_run else change_of)("requeue", letters, criteria)
-            _change_all(ctx, "requeued", len(letters), change, as_json, dry_run=dry_run)
+            _change_all(ctx, "requeued", len(letters), change, as_json, task=criteria.task, dry_run=dry_run)
 
 
 @command("purge", dead)
@@ -228,7 +228,7 @@ def purge(ctx: click.Context, queue: str, ids: tuple[str, ...], as_json: bool, y
         if not (dry_run or yes) and (number := counting().changed if criteria else len(letters)):
             confirm(f"Delete {plural(number, 'dead letter')} of {queue!r} for good?", yes)
         change = counting if dry_run else change_of("purge", letters, criteria)
-        _change_all(ctx, "purged", len(letters), change, as_json, dry_run=dry_run)
+        _change_all(ctx, "purged", len(letters), change, as_json, task=criteria.task, dry_run=dry_run)
 
 
 def _criteria_of(inspector: Inspector, chosen: Mapping[str, Any]) -> LetterCriteria:
@@ -286,7 +286,14 @@ def _change(
 
 
 def _change_all(
-    ctx: click.Context, done: str, total: int, change: Callable[..., DeadChunk], as_json: bool, *, dry_run: bool
+    ctx: click.Context,
+    done: str,
+    total: int,
+    change: Callable[..., DeadChunk],
+    as_json: bool,
+    *,
+    task: str | None,
+    dry_run: bool,
 ) -> None:
     """Change all dead letters that match, chunk by chunk. Exits with 1 if one was refused, or if there were none."""
     chunk, changed, refused = None, 0, 0
@@ -303,5 +310,7 @@ def _change_all(
         print_json({**counts, "matched": changed + refused, "dry_run": dry_run})
     else:
         say(f"{plural(changed, 'message')} {'would be ' if dry_run else ''}{done}.")
+    if not changed and not refused:
+        check_task(ctx.obj.app, task)
     if refused or not changed:
         ctx.exit(1)

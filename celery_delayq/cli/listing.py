@@ -88,7 +88,10 @@ def not_waiting(task_id: str, ready: bool, *, can_be_ready: bool = True) -> str:
         can_be_ready: whether the command has the option `--ready`.
     """
     if ready:
-        return f"task {task_id} is neither waiting nor in a queue: a worker has it or had it, or it was cancelled"
+        return (
+            f"task {task_id} is neither waiting nor in a queue: a worker has it or had it, it was cancelled, is a dead "
+            "letter (`dead list --text` finds it), or was never sent"
+        )
     hint = " (--ready looks there, too)" if can_be_ready else ""
     return (
         f"task {task_id} is not waiting: it may be in its queue{hint} or with a worker, have run, have been cancelled, "

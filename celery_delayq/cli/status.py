@@ -10,7 +10,6 @@ from rich.bar import Bar
 from rich.table import Table
 from rich.text import Text
 
-from celery_delayq.basics.text import with_app
 from celery_delayq.cli.broker import check_complete, inspecting
 from celery_delayq.cli.command import Decorator, command, json_option, usage_errors
 from celery_delayq.cli.output import NARROW, WIDTH, add_columns, console, new_table, print_json, text
@@ -24,7 +23,7 @@ _NUMBERS = ("ready", "delayed", "overdue", "in_flight", "dead", "failed")
 
 _NOTHING_YET = (
     "Nothing here yet: no task is delayed, ready or in flight, and there are no dead letters. Delay a task with "
-    "`apply_async(countdown=60)`, and start a worker with `celery -A ... worker`."
+    "`apply_async(countdown=60)`. What workers of stock Celery hold is not counted."
 )
 
 #: The colors of numbers that are not zero, in a terminal.
@@ -60,7 +59,7 @@ def status(ctx: click.Context, span: timedelta, buckets: int, as_json: bool) -> 
     else:
         out = console()
         if _is_empty(counts):
-            say(with_app(_NOTHING_YET))
+            say(_NOTHING_YET)
         else:
             out.print(queue_table(counts, out.width))
             out.print()

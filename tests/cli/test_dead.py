@@ -336,3 +336,8 @@ def test_an_unknown_queue_is_an_error(command: Command) -> None:
     failed(command("dead", "list", "celry"), "did you mean 'celery'?")
     failed(command("dead", "purge", "celry", "--all", "--yes"), "did you mean 'celery'?")
     failed(command("dead", "requeue", "celry", "0123"), "did you mean 'celery'?")
+
+
+@pytest.mark.parametrize("call", [["list"], ["requeue", QUEUE], ["purge", QUEUE, "--yes"]])
+def test_a_misspelt_task_is_an_error(command: Command, killer: dict[str, str], call: list[str]) -> None:
+    failed(command("dead", *call, "--task", "ntoe"), "unknown task 'ntoe': did you mean 'note'?")

@@ -9,6 +9,7 @@ from typing import Any
 from celery_delayq.inspector.bulk import Chunk
 from celery_delayq.inspector.counts import count
 from celery_delayq.inspector.letters import LetterCriteria, change_of, requeue
+from celery_delayq.inspector.letters import count as count_letters
 from celery_delayq.queue.dead_letter import FAILED, NOT_AN_ENTRY, REASONS, DeadLetter
 from celery_delayq.queue.dead_letters import DeadLetters, DeadPage
 from celery_delayq.web.access import Refusal
@@ -167,10 +168,15 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
     with view.broker.inspector() as inspector:
         letters = inspector.dead_letters(queue)
         if not is_confirmed(form):
+            with values_of_request():
+                criteria = _criteria_of(filters)
+            found = count_letters(action.removeprefix("dead."), letters, criteria).changed if criteria else len(letters)
             return ask(
                 view,
                 _back(queue, filters),
-                number=len(letters),
+                number=count_letters(action.removeprefix("dead."), letters, criteria).changed
+                if criteria
+                else len(letters),
                 names=[
                     view._("All dead letters of queue %(queue)s", queue=queue),
                     *(f"{name}: {value}" for name, value in which.items()),

@@ -114,6 +114,7 @@ def test_those_that_match(visit: Visits, url: str, filled: Filled, letters: Dead
     page.go_back()
     page.get_by_role("radio", name="all that match").check()
     press(page, "Requeue …")
+    expect(page.get_by_role("heading", level=1)).to_have_text("Requeue 1 dead letter")
     expect(page.locator(".names")).to_contain_text("text: the bank")
     press(page, "Requeue")
     expect(page.locator("#progress")).to_contain_text("1 message requeued.")
