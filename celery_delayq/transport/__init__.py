@@ -73,6 +73,7 @@ from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import close_sentinels
 from celery_delayq.transport.loops import Loops
+from celery_delayq.transport.messages import is_cancelled
 from celery_delayq.transport.poller import Poller
 from celery_delayq.transport.program import Program
 from celery_delayq.transport.publisher import Publisher
@@ -108,7 +109,7 @@ class Transport(kombu_redis.Transport):
     `driver_type` stays `redis`: Celery uses it to choose what it does for Redis brokers.
 
     Overrides these hooks of kombu (5.6 and 5.7): `establish_connection`, `register_with_event_loop`, `drain_events`,
-    `close_connection`.
+    `_deliver`, `close_connection`.
 
     Raises:
         ConfigurationError: one of our options in `broker_transport_options` is misspelt or has a wrong value, or
@@ -302,6 +303,11 @@ class Transport(kombu_redis.Transport):
         """Deliver one message, see kombu."""
         self.loops.ensure()
         return super().drain_events(connection, timeout=timeout)
+
+    def _deliver(self, message: Any, queue: str) -> None:
+        """Deliver a message, see kombu; drop one without a task, which nobody has to acknowledge here."""
+        if not is_cancelled(message):
+            super()._deliver(message, queue)
 
     def close_connection(self, connection: Any) -> None:
         """Close all channels, and end the transfer loop and the leases.

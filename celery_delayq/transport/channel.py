@@ -14,6 +14,7 @@ import kombu
 import redis
 
 from celery_delayq.queue.connections import refusals
+from celery_delayq.transport.messages import CANCELLED_PROPERTY
 from celery_delayq.transport.publishing import PublishingChannel
 from celery_delayq.transport.qos import FetchingQoS
 
@@ -87,7 +88,10 @@ class DelayedChannel(PublishingChannel):
     def basic_get(self, queue: str, no_ack: bool = False, **kwargs: Any) -> Any:
         """Return one message of `queue`, or None, see kombu."""
         if no_ack or not self.ack_emulation:
-            return super().basic_get(queue, no_ack=no_ack, **kwargs)
+            message = super().basic_get(queue, no_ack=no_ack, **kwargs)
+            while no_ack and message is not None and CANCELLED_PROPERTY in message.properties:
+                message = super().basic_get(queue, no_ack=no_ack, **kwargs)
+            return message
         self.expiry.used(queue)  # first: if the server refuses this later, a fetched message would be forgotten
         message = self.fetchers.get(queue)
         if message is not None:

@@ -98,6 +98,9 @@ class Delivery:
         fetched = self._messages.popleft()
         _, queue, name, raw = fetched
         payload = messages.decode(raw, objects=True)
+        if payload is not None and messages.is_cancelled(payload):  # before anybody waits for its turn
+            consumer.ack(_hold(consumer, name, raw, payload))
+            return False
         turn = Turn.BESIDE
         try:
             if payload is not None and self._eta_tasks.wait_in_redis(consumer, name, raw, payload):
@@ -112,9 +115,6 @@ class Delivery:
         tag = _hold(consumer, name, raw, payload)
         if payload is None:
             self._refusal.of_no_message(consumer, tag)
-            return False
-        if messages.is_cancelled(payload):
-            consumer.ack(tag)
             return False
         if self._refusal.before(consumer, tag, payload):
             return False

@@ -12,6 +12,7 @@ import pytest
 from celery_delayq.queue import scripts
 from celery_delayq.queue.call import Call
 from celery_delayq.transport import last_delivery
+from celery_delayq.transport.messages import CANCELLED_PROPERTY
 from celery_delayq.transport.redelivery import ALONE, DELIVERY_COUNT
 from tests.brokers import Server
 from tests.fetching.reading import bodies_on, publish, queue, reader, with_options
@@ -85,6 +86,16 @@ def test_a_busy_consumer_takes_nothing_else_until_it_is_idle(ours: Broker) -> No
         assert it.drain(2) == ["before", "suspect"]
         assert it.wait() == ["before", "suspect"]
         assert is_alone(ours)
+
+
+@pytest.mark.usefixtures("patient")
+def test_a_busy_consumer_does_not_wait_for_what_took_the_place_of_a_cancelled_task(ours: Broker) -> None:
+    publish(ours, "q", "before")
+    suspect(ours, "cancelled", **{CANCELLED_PROPERTY: True})
+    publish(ours, "q", "behind")
+    with reader(ours, "q", prefetch=4, ack=False) as it:
+        assert it.drain(2) == ["before", "behind"]
+        wait_until(lambda: in_flight(ours.client) == 2, "it is dropped")
 
 
 @pytest.mark.usefixtures("patient")

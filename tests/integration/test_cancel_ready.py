@@ -13,6 +13,7 @@ from kombu.exceptions import OperationalError
 
 from celery_delayq import DelayedQueue, Unique
 from celery_delayq.queue.cursors import encode
+from celery_delayq.transport import messages
 from tests.brokers import list_for
 from tests.integration.long_tasks import in_flight, long_worker, open_gate, task_ids
 from tests.ledger import Ledger
@@ -119,6 +120,12 @@ class TestCancel:
             app.delayq.cancel(task_id, ready=True)
 
 
+def cancelled_message(task_id: str) -> bytes:
+    """What takes the place of a task."""
+    task = {"headers": {"task": "note", "id": task_id}, "properties": {"delivery_tag": "1"}}
+    return messages.cancelled(json.dumps(task).encode())
+
+
 @pytest.fixture
 def cancelled(app: Celery, broker_client: redis.Redis) -> str:
     """The id of a task cancelled in the middle of a long list. What took its place is alone in the list now."""
@@ -162,6 +169,18 @@ class TestInTheMiddleOfALongList:
             message.ack()
             assert connection.default_channel.basic_get("celery") is None
             wait_until(lambda: in_flight(broker_client) == 0, "nothing is in flight")
+
+    def test_so_does_one_that_acknowledges_nothing(
+        self, app: Celery, broker_client: redis.Redis, cancelled: str
+    ) -> None:
+        ids = [send(app, priority=0) for _ in range(2)]
+        name = list_for(broker_client, "celery")
+        with app.connection_for_read() as connection:
+            assert connection.default_channel.basic_get("celery", no_ack=True).headers["id"] == ids[0]
+            broker_client.rpush(name, cancelled_message(cancelled))
+            with connection.SimpleQueue("celery", no_ack=True) as queue:
+                assert queue.get(timeout=10).headers["id"] == ids[1]
+        assert broker_client.llen(name) == 0
 
     @pytest.mark.one_server("stock Celery")
     def test_a_worker_of_stock_celery_takes_it_for_an_expired_task(

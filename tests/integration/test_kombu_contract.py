@@ -228,6 +228,7 @@ OVERRIDDEN: dict[tuple[type, type], dict[str, str]] = {
         "establish_connection": "(self)",
         "register_with_event_loop": "(self, connection, loop)",
         "drain_events": "(self, connection, timeout=None)",
+        "_deliver": "(self, message, queue)",
         "close_connection": "(self, connection)",
     },
     (SentinelTransport, kombu_redis.Transport): {},
