@@ -11,7 +11,8 @@ If a producer registers a name, and stores the message minutes later (it was sus
 kombu open), the message waits until its list is registered or consumed again.
 
 Whoever publishes a task that is not delayed registers its list, too, so that tools know it; the task is published even
-if that fails. The name stays as long as the list has messages.
+if that fails. The name stays as long as the list has messages. Loops neither hear of it nor serve it until the list has
+a delayed message: a program may have thousands of such lists, with names that nobody uses again.
 """
 
 from __future__ import annotations
@@ -40,6 +41,9 @@ LASTS_S = 600
 
 #: Maximum number of names that one call of `forget` looks at.
 _MOST = 500
+
+#: How many of the keys of a delayed queue exist if it is needed.
+_SOME = range(1, 5)
 
 
 class Registry:
@@ -85,6 +89,10 @@ class Registry:
             return True
         return self._announce(name) and is_registered
 
+    def sent(self, name: str) -> None:
+        """Register a name for tools only: of a list that has got a task that is not delayed."""
+        scripts.register(self.key, names=[name], sent=True).run(self.client)
+
     def _announce(self, name: str) -> bool:
         """Tell running loops of a name; returns False if that was not possible on a cluster."""
         try:
@@ -97,8 +105,9 @@ class Registry:
         return True
 
     def read(self) -> dict[str, int]:
-        """Return the registered names, the longest unused first, each with its last use (unix time in ms).
+        """Return the registered names, each with its last use (unix time in ms), the longest unused first.
 
+        The last use is negative, and the name comes before others, if the list never had a delayed message: see `sent`.
         Names that are empty or not UTF-8 are skipped: no client of this package can add or use them.
         """
         with self._turn:
@@ -115,18 +124,22 @@ class Registry:
         with self._turn:
             seconds, _ = at_server_of(self.client, self.key).time()
         until_ms = (int(seconds) - LASTS_S) * 1000
-        old = list(islice((name for name, used_ms in used.items() if used_ms < until_ms), _MOST))
+        old = list(islice((name for name, used_ms in used.items() if abs(used_ms) < until_ms), _MOST))
         if not old:
             return
         with self.client.pipeline(transaction=False) as pipe:
             for name in old:
                 queue = keys.QueueKeys.of(name)
-                pipe.exists(name, queue.timeout_set, queue.dead, queue.failed, queue.schedule)
-            found = dict(zip(old, pipe.execute(raise_on_error=False), strict=True))
+                pipe.exists(queue.timeout_set, queue.dead, queue.failed, queue.schedule)
+                pipe.exists(name)
+            replies = iter(pipe.execute(raise_on_error=False))
+            found = {name: (next(replies), next(replies)) for name in old}
+        if delayed := [name for name in old if found[name][0] in _SOME]:
+            scripts.register(self.key, names=delayed).run(self.client)
         # A name whose keys the server refuses stays, too.
-        if needed := [name for name in old if found[name] != 0]:
-            scripts.register(self.key, names=needed).run(self.client)
-        if unused := [name for name in old if found[name] == 0]:
+        if ready := [name for name in old if found[name][0] not in _SOME and found[name] != (0, 0)]:
+            scripts.register(self.key, names=ready, sent=True).run(self.client)
+        if unused := [name for name in old if found[name] == (0, 0)]:
             scripts.forget(self.key, used=[(name, used[name]) for name in unused]).run(self.client)
 
     def _report(self, exc: Exception) -> None:

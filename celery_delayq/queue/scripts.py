@@ -369,9 +369,9 @@ def amend(keys: QueueKeys, *, due_ms: int, messages: Sequence[tuple[bytes, bytes
     return Call(load("amend"), keys.waiting, args, _flags)
 
 
-def register(registry: str, *, names: Sequence[str]) -> Call[int]:
-    """Note that broker lists are used now; see `register.lua`. Returns how many are new."""
-    return Call(load("register"), (registry,), names, int)
+def register(registry: str, *, names: Sequence[str], sent: bool = False) -> Call[int]:
+    """Note that broker lists are used now; see `register.lua`. Returns how many are new to transfer loops."""
+    return Call(load("register"), (registry,), ("1" if sent else "", *names), int)
 
 
 def forget(registry: str, *, used: Sequence[tuple[str, int]]) -> Call[int]:

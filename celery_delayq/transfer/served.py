@@ -107,7 +107,7 @@ class ServedQueues:
         self.is_read = False
         try:
             used = {name: used_ms for name, used_ms in self._registry.read().items() if self._serves(name)}
-            self._registered, self.is_read = set(used), True
+            self._registered, self.is_read = {name for name, used_ms in used.items() if used_ms > 0}, True
             self._registry.forget(used)
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             self._report(exc)

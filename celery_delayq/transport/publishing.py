@@ -23,7 +23,7 @@ from celery_delayq.queue.call import Attempt
 from celery_delayq.queue.connections import passing_refusal, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.holds import Offered
-from celery_delayq.queue.registry import REGISTERED_FOR_S
+from celery_delayq.queue.registry import REGISTERED_FOR_S, Registry
 from celery_delayq.transport.bindings import AGAIN_S
 from celery_delayq.transport.capture import Captured, Caught, captured_for
 from celery_delayq.transport.connecting import ConnectingChannel
@@ -303,7 +303,7 @@ class PublishingChannel(ConnectingChannel):
             return
         self._register_at[broker_list] = now + REGISTERED_FOR_S
         with suppress(redis.RedisError), self.hurrying():
-            self.delayed_queue(broker_list).register()
+            Registry(self.plain_client, self.global_keyprefix).sent(broker_list)
 
     def _put_fanout(self, exchange: str, message: dict[str, Any], routing_key: str, **kwargs: Any) -> None:
         captured = captured_for(message)

@@ -210,6 +210,21 @@ class TestQueues:
         wait_until(lambda: len(read_at) >= 3, "the registry is read again")
         assert read_at[:3] == [1, 7, 13]
 
+    def test_that_never_had_a_delayed_message_are_not_served(self, loops: Loops, queue: DelayedQueue) -> None:
+        client = queue.client
+        Registry(client).sent(queue.name)
+        looks: list[None] = []
+
+        def look() -> tuple[str, ...]:
+            looks.append(None)
+            return ()
+
+        loops.start(queues=look, interval_s=0.05)
+        wait_until(lambda: len(looks) > 7, "the registry was read twice")
+        assert client.pubsub_numsub(queue.keys.channel)[0][1] == 0
+        queue.offer(b"due", countdown=0.1)
+        wait_for_delivery(queue, b"due")
+
     def test_one_with_a_message_stays_in_the_registry(self, loops: Loops, queue: DelayedQueue) -> None:
         """By a producer that was killed before it could register the name again."""
         queue.register()

@@ -28,6 +28,23 @@ def test_registering_notes_the_servers_time_and_announces_what_is_new(any_client
     assert all(begin_ms <= at_ms <= now_ms(any_client) for at_ms in used.values())
 
 
+def test_what_was_never_for_a_delayed_message_is_negative_and_not_announced(any_client: redis.Redis) -> None:
+    with any_client.pubsub(ignore_subscribe_messages=True) as pubsub:
+        pubsub.subscribe(REGISTRY)
+        pubsub.get_message(timeout=5)
+        for _ in range(2):
+            assert scripts.register(REGISTRY, names=["q"], sent=True).run(any_client) == 0
+            assert -now_ms(any_client) <= any_client.zscore(REGISTRY, "q") < 0
+        assert pubsub.get_message(timeout=0) is None
+        assert scripts.register(REGISTRY, names=["q"]).run(any_client) == 1
+        message = pubsub.get_message(timeout=5)
+        assert message
+        assert message["data"] == b"q"
+    any_client.zadd(REGISTRY, {"q": 1})
+    assert scripts.register(REGISTRY, names=["q"], sent=True).run(any_client) == 0
+    assert 1 < any_client.zscore(REGISTRY, "q") <= now_ms(any_client)
+
+
 def test_only_what_was_not_used_since_is_forgotten(any_client: redis.Redis) -> None:
     any_client.zadd(REGISTRY, {"a": 1_700_000_000_001, "b": 2, "c": 3})
     used = [("a", 1_700_000_000_001), ("nobody", 1), ("b", 1)]

@@ -53,6 +53,19 @@ class TestWhatIsEmpty:
         clear(registry)
         assert registered(registry.client) == set()
 
+    def test_stays_likewise_if_it_never_had_a_delayed_message(self, registry: Registry, queue: DelayedQueue) -> None:
+        ages = {"q": -1, "empty": -1, "delayed": -1, "new": -FAR}
+        registry.client.zadd(registry.key, ages)
+        registry.client.lpush("q", "message")
+        DelayedQueue(registry.client, "delayed").offer(b"", eta=to_datetime(FAR))
+        registry.client.zadd(registry.key, {"delayed": -1})
+        clear(registry)
+        used = registry.read()
+        assert used.keys() == {"q", "delayed", "new"}
+        assert used["q"] < -1
+        assert used["delayed"] > 1
+        assert registered(registry.client) == used.keys()
+
     def test_leaves_when_it_was_not_used_for_long(self, registry: Registry) -> None:
         registry.add("q")
         time_passes(registry, LASTS_MS // 2)
