@@ -174,9 +174,7 @@ def _act_on_all(view: View, action: str, queue: str) -> Response:
             return ask(
                 view,
                 _back(queue, filters),
-                number=count_letters(action.removeprefix("dead."), letters, criteria).changed
-                if criteria
-                else len(letters),
+                number=found,
                 names=[
                     view._("All dead letters of queue %(queue)s", queue=queue),
                     *(f"{name}: {value}" for name, value in which.items()),
