@@ -132,8 +132,8 @@ def test_is_a_dry_run_at_first(command: Command, rows: Rows) -> None:
     rows("add('daily', interval=day); add('mine', interval=day); add('celery.backend_cleanup', interval=day)")
     rows("add('once', **clocked(3600))")
     done = command("import-django-celery-beat")
-    assert "+ daily: note, {'every': 86400.0}\n" in done.stdout
-    assert re.search(r"\+ once: note, \{'every': 1\.0\}, \{.*'start': '[^']+', .*'max_runs': 1.*\}\n", done.stdout)
+    assert "+ daily: note, every 1d\n" in done.stdout
+    assert re.search(r"\+ once: note, every 1s, \{.*'start': '[^']+', .*'max_runs': 1.*\}\n", done.stdout)
     assert "- mine: skipped: it is in the configuration" in done.stdout
     assert "- celery.backend_cleanup: skipped: planners add it themselves" in done.stdout
     assert "2 entries can be added. Pass --apply to do so." in done.stdout
