@@ -31,6 +31,7 @@ from celery_delayq.cli.listing import check_task
 from celery_delayq.cli.output import (
     NARROW,
     add_columns,
+    fitting,
     least_width,
     new_table,
     print_details,
@@ -129,11 +130,8 @@ def table_of(rows: Sequence[dict[str, Any]], width: int, title: str | None = Non
     """
     if width < NARROW:
         return _table(rows, title, 5)
-    for left_out in range(5):
-        table = _table(rows, title, left_out)
-        table.min_width = least_width(table)
-        if table.min_width <= width:
-            break
+    table = fitting((_table(rows, title, left_out) for left_out in range(5)), width)
+    table.min_width = least_width(table)
     return table
 
 

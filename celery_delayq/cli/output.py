@@ -130,6 +130,14 @@ def least_width(table: Table) -> int:
     return sum(gap + _least(column) for column in table.columns)
 
 
+def fitting(tables: Iterable[Table], width: int) -> Table:
+    """Return the first of these tables that needs no more columns than there are; otherwise the last one."""
+    for table in tables:
+        if least_width(table) <= width:
+            break
+    return table
+
+
 def _least(column: Column) -> int:
     cells = [str(cell) for cell in (column.header, *column.cells)]
     longest = max(map(cell_len, "\n".join(cells).split("\n" if column.no_wrap else None)))

@@ -21,6 +21,7 @@ from celery_delayq.cli.output import (
     NARROW,
     add_columns,
     console,
+    fitting,
     least_width,
     new_table,
     print_details,
@@ -81,11 +82,7 @@ def list_(ctx: click.Context, as_json: bool) -> None:
 
 def table_of(entries: Sequence[PeriodicTask], width: int) -> Table:
     """Return a table of entries, with as much as fits into so many columns. No name, schedule or word is cut."""
-    tables = (_table(entries, density) for density in (_ALL if width < NARROW else _WIDE))
-    for table in tables:
-        if least_width(table) <= width:
-            break
-    return table
+    return fitting((_table(entries, density) for density in (_ALL if width < NARROW else _WIDE)), width)
 
 
 def _table(entries: Sequence[PeriodicTask], density: int) -> Table:

@@ -251,16 +251,13 @@ class PublishingChannel(ConnectingChannel):
         if due_ms is not None or has_key:
             message["properties"]["delivery_tag"] = tag
         attempt = self._transport.publisher.attempt(tag)
+        broker_list = self.broker_list(queue, self._get_message_priority(message, reverse=False))
         if has_key:
             # At once, also in a batch: the caller asks what became of it.
             self.expiry.used(queue)
-            priority = self._get_message_priority(message, reverse=False)
-            broker_list = self.broker_list(queue, priority)
             put_keyed(self, broker_list, message, claiming=claiming, pace=pace, due_ms=due_ms, attempt=attempt)
             self._register(broker_list)
             return
-        priority = self._get_message_priority(message, reverse=False)
-        broker_list = self.broker_list(queue, priority)
         if due_ms is None:
             self._put_now(queue, message, attempt, **kwargs)
             self._register(broker_list)
