@@ -145,7 +145,7 @@ class SendTask:
             policy = options.get("retry_policy") or {}
             options["retry_policy"] = {"errback": deadline.raise_rather_than_wait, **policy}
         warn_of_naive(options.get("eta"), self._app)
-        task = options.get("task_type") or (self._app.tasks.get(name) if self._app.finalized else None)
+        task = options.get("task_type") or self._task_of(name)
         retrying = self._retrying(options)
         throttle = options.pop("throttle", _NOT_GIVEN)
         if throttle is _NOT_GIVEN:
@@ -171,6 +171,13 @@ class SendTask:
             unique = replace(unique, on_conflict=on_conflict)
         key = unique.key_of(name, getattr(task, "run", None), args, kwargs)
         return self._send(Claiming(key, unique), retrying, name, (args, kwargs, *positional), options)
+
+    def _task_of(self, name: str) -> Any:
+        """Return the task of a name; None if the app does not know it, or must not be finalized by whoever asks.
+
+        Otherwise, it would depend on what was called before whether the app knows its tasks.
+        """
+        return self._app.tasks.get(name) if self._app.finalized or self._app.autofinalize else None
 
     def _retrying(self, options: Mapping[str, Any]) -> Context | None:
         """Return the request of the task that sends itself again; None if this is no retry.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from celery.exceptions import TaskRevokedError
 from celery_delayq import ConfigurationError, DelayedQueue, KeyHeld, NotAllSent, Throttle, Unique
 from celery_delayq.transport.messages import decode, json_body
 from tests.support import is_raised, wait_until
-from tests.worker_app import protocol_1
+from tests.worker_app import protocol_1, publisher
 
 pytestmark = pytest.mark.on_cluster(always=True)
 
@@ -168,6 +169,28 @@ class TestDecorated:
     def test_by_its_name(self, rebuild: Any, waiting: DelayedQueue, app: Celery) -> None:
         first = rebuild.apply_async((7,), countdown=600)
         assert app.send_task("rebuild", (7,), countdown=600).id == first.id
+
+    @pytest.mark.parametrize("used", [True, False])
+    def test_by_its_name_before_the_app_was_finalized(
+        self, used: bool, waiting: DelayedQueue, broker_url: str, ledger_url: str
+    ) -> None:
+        with publisher(broker_url, ledger_url) as early:
+
+            @early.task(name="rebuild", unique=Unique(by=("cart",)), shared=False)
+            def rebuild(cart: int) -> None: ...
+
+            assert not early.finalized
+            send = partial(early.send_task, "rebuild", (7,), countdown=600)
+            first = rebuild.apply_async((7,), countdown=600) if used else send()
+            assert send().id == first.id
+            assert waiting.size() == 1
+
+    def test_an_app_without_autofinalize(self, waiting: DelayedQueue, broker_url: str, ledger_url: str) -> None:
+        with publisher(broker_url, ledger_url) as strict:
+            strict.autofinalize = False
+            strict.send_task("elsewhere", (7,), countdown=600)
+            assert not strict.finalized
+            assert waiting.size() == 1
 
     def test_an_argument_that_it_has_not(self, app: Celery, waiting: DelayedQueue) -> None:
         @app.task(name="wrong", unique=Unique(by=("basket",)), shared=False)
