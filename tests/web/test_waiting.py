@@ -296,6 +296,22 @@ def test_whoever_cancels_chooses_whether_also_in_the_queue(
     assert client.llen("celery") == (0 if ready else 1)
 
 
+@pytest.mark.parametrize("ready", [True, False])
+def test_whoever_cancels_all_that_match_chooses_whether_also_in_their_queues(
+    app: Celery, user: User, client: redis.Redis, ready: bool
+) -> None:
+    publish(app, 1500)
+    publish(app, 1200, prefix="q", countdown=None)
+    publish(app, 1, "shop.orders.ship", "s")
+    publish(app, 1, "shop.orders.ship", "r", countdown=None)
+    question = user.post("/waiting", {"action": "cancel", "scope": "matching"}, {"task": "shop.orders.remind"})
+    assert question.page.form("cancel").boxes == [("ready", "yes")]
+    last, _ = follow(user, user.submit(question, "cancel", [("ready", "yes")] if ready else []), "cancel")
+    assert counts(last) == [2700 if ready else 1500]
+    assert DelayedQueue(client, "celery").count() == 1
+    assert client.llen("celery") == (1 if ready else 1201)
+
+
 def test_a_task_that_does_not_wait_is_looked_for_in_the_queues(app: Celery, user: User) -> None:
     publish(app, 1, countdown=None)
     gone = user.get("/task", {"id": "t0"})

@@ -65,7 +65,7 @@ def ask(
     error: Any = None,
     may_be_more: bool = False,
     is_void: bool = False,
-    offers_ready: bool = False,
+    ready_too: Any = None,
 ) -> Response:
     """Return the page that asks whether to do the action of a form; `actions.html` has its title and its button.
 
@@ -80,7 +80,7 @@ def ask(
         error: what was wrong with the last answer.
         may_be_more: whether more than `number` may change.
         is_void: whether there is nothing left to change, so that only the way back is offered.
-        offers_ready: whether the user may choose to cancel tasks that are in their queues, too.
+        ready_too: what the user may choose, to cancel tasks that are in their queues, too; None if that is no choice.
     """
     return view.page(
         "confirm.html",
@@ -96,7 +96,7 @@ def ask(
         error=error,
         may_be_more=may_be_more,
         is_void=is_void,
-        offers_ready=offers_ready,
+        ready_too=ready_too,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, cast
 
 from celery_delayq.basics.errors import UnknownQueue, UnknownTask
@@ -165,8 +166,15 @@ def _ask_about_ids(view: View, ids: Sequence[str], error: Any = None) -> Respons
         fields=[("id", id_key(task_id)) for task_id in ids],
         error=error,
         is_void=not lines,
-        offers_ready=view.request.form.get("action") == "cancel" and not _is_ready(view),
+        ready_too=view._("Even if it is in its queue by then, as long as no worker has it")
+        if _may_be_ready(view)
+        else None,
     )
+
+
+def _may_be_ready(view: View) -> bool:
+    """Return whether an action on waiting tasks can also reach those that are in their queues."""
+    return view.request.form.get("action") == "cancel" and not _is_ready(view)
 
 
 def _line(task: ScheduledTask) -> str:
@@ -193,12 +201,24 @@ def _act_on_matching(view: View, action: Action) -> Response:
                 eta = time_of(form.get("eta") or form.get("when").strip(), now_ms)
             except InvalidFilter as exc:
                 return _ask_about_matching(view, inspector, criteria, asked_ms, exc.said(view._))
-        total = so_far(form, "total") or pages.to_examine(lists, criteria)
+        # Whether those in the queues come after the waiting ones, and whether it is their turn.
+        ready = form.get("ready") if _may_be_ready(view) else ""
+        in_queues = replace(criteria, state="ready")
+        total = so_far(form, "total") or sum(
+            pages.to_examine(lists, each) for each in ((criteria, in_queues) if ready else (criteria,))
+        )
+        if ready == "now":
+            criteria = in_queues
         chunk = change_some(lists, action, criteria, eta=eta, limit=CHUNK, cursor=form.get("cursor") or None)
+        if ready == "yes" and chunk.cursor is None:
+            chunk, ready = replace(chunk, cursor=""), "now"
     what = f"all that match {encoded(fields) or 'everything'}"
     if eta:
         what = f"{what} to {eta.isoformat()}"
-    return show_progress(view, what, chunk, total, _back(view), asked=asked_ms, eta=eta.isoformat() if eta else "")
+    if ready:
+        what = f"{what}, in queues, too"
+    more = {"asked": asked_ms, "eta": eta.isoformat() if eta else "", "ready": ready}
+    return show_progress(view, what, chunk, total, _back(view), **more)
 
 
 def _ask_about_matching(
@@ -224,6 +244,9 @@ def _ask_about_matching(
         fields=[("scope", "matching"), ("asked", asked_ms)],
         error=error,
         may_be_more=not is_all,
+        ready_too=view._("Also those that are in their queues, as long as no worker has them")
+        if _may_be_ready(view)
+        else None,
     )
 
 
