@@ -52,7 +52,7 @@ class Dead:
         timeout: Timeout = None,
         **filters: Unpack[DeadFilters],
     ) -> DeadPage:
-        """Return a page of the dead letters, and of the failed tasks that are kept: list by list, the oldest first.
+        """Return a page of dead letters and kept failed tasks: list by list, failed tasks last, the oldest first.
 
         A page ends after 1,000 examined letters. If few match, it may be short or empty; only its cursor tells whether
         there are more.

@@ -98,7 +98,7 @@ def list_(
     as_json: bool,
     **chosen: Any,
 ) -> None:
-    """Show the dead letters of QUEUE, oldest first. Without QUEUE, show those of all queues, queue by queue."""
+    """Show the dead letters of QUEUE: failed tasks last, the oldest first. Without QUEUE, show all, queue by queue."""
     left = math.inf if everything else limit
     is_empty = True
     with inspecting(ctx.obj.app) as inspector, usage_errors():
