@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -12,6 +13,16 @@ from tests.cli.running import Command, Done, run
 from tests.integration.conftest import app, broker_client, broker_server, broker_url, ledger_url, waiting
 
 __all__ = ["app", "broker_client", "broker_server", "broker_url", "ledger_url", "waiting"]
+
+
+@pytest.fixture(autouse=True)
+def known_queues(app: Celery) -> Iterator[None]:
+    """The app of the module has no queues of other tests: it adds each queue to which it sends."""
+    queues = app.amqp.queues
+    before = dict(queues)
+    yield
+    for name in queues.keys() - before.keys():
+        del queues[name]
 
 
 @pytest.fixture

@@ -239,9 +239,9 @@ class TestCompletion:
     def test_without_a_server_those_of_the_app(self, ledger_url: str) -> None:
         assert self.complete("delayq://127.0.0.1:1/0", ledger_url, "cancel", "--queue", "") == ["celery"]
 
-    @pytest.mark.parametrize("app", [(), ("-A", "no.such.app")])
-    def test_without_an_app_there_are_none(self, broker_url: str, ledger_url: str, app: tuple[str, ...]) -> None:
-        assert self.complete(broker_url, ledger_url, "list", "--queue", "", app=app) == []
+    @pytest.mark.parametrize("given", [(), ("-A", "no.such.app")])
+    def test_without_an_app_there_are_none(self, broker_url: str, ledger_url: str, given: tuple[str, ...]) -> None:
+        assert self.complete(broker_url, ledger_url, "list", "--queue", "", app=given) == []
 
     def test_commands(self, broker_url: str, ledger_url: str) -> None:
         assert self.complete(broker_url, ledger_url, "re") == ["release", "reschedule", "resume"]

@@ -107,7 +107,7 @@ def ready(client: redis.Redis, name: str = "celery") -> list[dict[str, Any]]:
 
 
 def stored(client: redis.Redis, without: Sequence[str] = ("delivery_tag",)) -> dict[str, list[dict[str, Any]]]:
-    """All messages of a server by list, decoded, without some properties; those that wait first."""
+    """All messages of a server by list that has any, decoded, without some properties; those that wait first."""
     found = {}
     for name in sorted(registered(client) | {key.decode() for key in client.scan_iter(_type="list")}):
         raw = [entry.payload for entry in DelayedQueue(client, name).peek(1000)] + oldest_first(client, name)
@@ -115,7 +115,7 @@ def stored(client: redis.Redis, without: Sequence[str] = ("delivery_tag",)) -> d
         for message in found[name]:
             for key in without:
                 message["properties"].pop(key, None)
-    return found
+    return {name: messages for name, messages in found.items() if messages}
 
 
 def anonymous(raw: bytes) -> bytes:

@@ -169,5 +169,8 @@ class TestThroughDelayQ:
 
     def test_an_app_in_which_nothing_waits(self, app: Celery) -> None:
         app.conf.task_always_eager = True
-        found = app.delayq.history(queue="celery")
+        try:
+            found = app.delayq.history(queue="celery")
+        finally:
+            app.conf.task_always_eager = False
         assert (len(found.points), sum(point.transferred for point in found.points)) == (96, 0)
