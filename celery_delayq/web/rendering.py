@@ -25,8 +25,8 @@ MOST_CHARACTERS = 2000
 #: A longer name is no name that anybody chose. It is shown, but no page can be asked for it.
 LONGEST_NAME = 500
 
-#: Data that is nested more deeply is shown in one line.
-_DEEP = 21
+#: How many characters of JSON are made: more than any page shows. The indentation of hostile data may take gigabytes.
+_MOST_JSON = 10_000
 
 
 def _finalize(value: Any) -> Any:
@@ -82,24 +82,18 @@ def lines(value: object, most: int = MOST_CHARACTERS) -> Markup:
 
 
 def as_json(value: Any, indent: int | None = 2) -> str:
-    """Return data as JSON for people; in one line if it is nested deeply, and an ellipsis if too deeply."""
+    """Return data as JSON for people. Only the beginning of it if that is too long for a page, or nested too deeply."""
+    parts: list[str] = []
+    length = 0
     try:
-        return json.dumps(value, ensure_ascii=False, indent=None if _is_deep(value) else indent, default=str)
+        for part in json.JSONEncoder(ensure_ascii=False, indent=indent, default=str).iterencode(value):
+            parts.append(part)
+            length += len(part)
+            if length > _MOST_JSON:
+                break
     except RecursionError:
-        return "…"
-
-
-def _is_deep(value: Any) -> bool:
-    """Return whether data is nested so deeply that most of its JSON would be indentation: perhaps gigabytes."""
-    level = [value]
-    for _ in range(_DEEP):
-        level = [
-            child
-            for one in level
-            if isinstance(one, (dict, list, tuple))
-            for child in (one.values() if isinstance(one, dict) else one)
-        ]
-    return bool(level)
+        parts.append("…")
+    return "".join(parts)
 
 
 def _weekday(when: datetime) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from datetime import datetime, timedelta, timezone
 
@@ -94,18 +95,17 @@ def test_data_may_be_anything() -> None:
     deep: object = []
     for _ in range(100_000):
         deep = [deep]
-    assert as_json(deep) == "…"
+    assert len(as_json(deep)) < 20_000
+    assert as_json(deep, None).endswith("[…")
     assert as_json({"a": datetime(2030, 1, 1, tzinfo=timezone.utc)}) == '{\n  "a": "2030-01-01 00:00:00+00:00"\n}'
     while isinstance(deep, list) and deep:  # taken apart here: the interpreter would recurse
         deep = deep[0]
 
 
-def test_deep_data_is_not_indented() -> None:
-    data: object = 1
-    for _ in range(20):
-        data = [data]
-    assert as_json(data).count("\n") == 40
-    assert as_json([data]) == "[" * 21 + "1" + "]" * 21
+def test_of_wide_data_only_the_beginning_is_made() -> None:
+    wide = [[[list(range(100))] * 100] * 100] * 100
+    assert json.dumps(wide[0][0][0], indent=2).split()[:50] == as_json(wide[0][0][0]).split()[:50]
+    assert len(as_json(wide)) < 20_000
 
 
 def test_a_name_breaks_between_words() -> None:
