@@ -30,7 +30,10 @@ def test_what_is_published(redis_server: PrivateRedis, client: redis.Redis) -> N
 
 
 def test_lists_that_another_connection_has_read(redis_server: PrivateRedis, client: redis.Redis) -> None:
-    with closing(subscription(redis_server)) as it, redis.Redis(port=redis_server.port, protocol=2).client() as reader:
+    with (
+        closing(subscription(redis_server)) as it,
+        redis.Redis(port=redis_server.port, protocol=2, single_connection_client=True) as reader,
+    ):
         assert isinstance(it.told, Identity)
         reader.execute_command("CLIENT", "TRACKING", "ON", "REDIRECT", it.told.client_id)
         assert not reader.exists("q")
