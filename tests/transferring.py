@@ -11,6 +11,7 @@ import redis
 from celery_delayq.cluster.client import own_connections
 from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.transfer.loop import TransferLoop
 from celery_delayq.transfer.settings import TransferSettings
 from celery_delayq.transport.watch import NodesWatch
@@ -26,7 +27,7 @@ def transferring(broker: Server, settings: TransferSettings = _OFTEN) -> Iterato
     """Transfer what is due as long as the block lasts; nobody takes it from its queue."""
     with ExitStack() as stack:
         if isinstance(broker, PrivateRedis):
-            loops = [TransferLoop(broker.client, settings=settings)]
+            loops = [TransferLoop(Keeper(broker.client), settings=settings)]
         else:
             loops = stack.enter_context(_loops_of_nodes(broker.cluster, settings))
         for loop in loops:
@@ -42,7 +43,7 @@ def _loops_of_nodes(cluster: Cluster, settings: TransferSettings) -> Iterator[li
     topology = Topology(addresses, _connect)
     loops = [
         TransferLoop(
-            partial(own_connections, topology, address, must_be_master=True),
+            Keeper(partial(own_connections, topology, address, hurries_elsewhere=True)),
             settings=settings,
             serves=partial(topology.serves, address),
             slot_of=slot_of,

@@ -167,9 +167,7 @@ class Routed(redis.Redis):
 
 
 @contextmanager
-def own_connections(
-    topology: Topology, address: Address, *, must_be_master: bool = False, hurries_elsewhere: bool = False
-) -> Iterator[Routed]:
+def own_connections(topology: Topology, address: Address, *, hurries_elsewhere: bool = False) -> Iterator[Routed]:
     """Give a client with connections of its own, whose commands without a key go to a node; close them at the end.
 
     It does not wait for a slot that no node serves, or that moves: what it is for must go on with other slots.
@@ -177,17 +175,11 @@ def own_connections(
     Args:
         topology: the nodes; it is not changed.
         address: the node; if it is no longer a master, they go to any other.
-        must_be_master: raise an error instead.
         hurries_elsewhere: see `Router`.
-
-    Raises:
-        redis.ConnectionError: the node is no longer a master, but must be one.
     """
     own = topology.clone()
     try:
         is_master = any(node.address == address for node in own.masters())
-        if must_be_master and not is_master:
-            raise exceptions.ConnectionError(f"Redis node {address} is no longer a master")
         home = address if is_master else None
         yield Routed(own, home=home, deadline_s=0, hurries_elsewhere=hurries_elsewhere)
     finally:

@@ -5,17 +5,15 @@ holding       its base: the messages that it holds, and what becomes of them
 conversation  what it says on its connection, and what it hears
 wire          that connection, on which any number of commands are under way
 resp          reads what comes on it
-identity      the server's name for a connection, and connections whose answers nobody reads
-subscription  hears what other consumers say, and which lists are written to
+identity      connections whose answers nobody reads
 held          a message that a consumer holds, and how it is rewritten for redelivery
 outbox        tells the server what has become of messages: where they go, and the commands for that
 isolation     a message that is held alone
 unique_keys   what becomes of the unique keys of the messages
 lease         the leases on the lists
-watchdog      Watchdog: renews leases, and looks after dead consumers
+watchdog      Watchdog: a duty of a keeper: renews leases, and looks after dead consumers
 others        what it reads of other consumers
 presence      which consumers are alive, and which are gone
 process       whether the process of another consumer still runs
 recovery      puts the messages of dead consumers back
-native        threads of the operating system, beside greenlets
 """

@@ -35,13 +35,14 @@ from celery_delayq.basics.text import plural
 from celery_delayq.fetching.conversation import Conversation, Found
 from celery_delayq.fetching.held import LOST_LEASES, Redelivery
 from celery_delayq.fetching.holding import HoldingConsumer
-from celery_delayq.fetching.identity import AbandonedConnections, Identity
+from celery_delayq.fetching.identity import AbandonedConnections
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.connections import CONNECTION_ERRORS
 from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.scripts import Renewed
+from celery_delayq.queue.subscription import Identity
 
 logger = getLogger(__name__)
 

@@ -12,13 +12,14 @@ from typing import Any, Literal
 import redis
 from redis import exceptions
 
-from celery_delayq.fetching.identity import AbandonedConnections, Identity, identify
+from celery_delayq.fetching.identity import AbandonedConnections
 from celery_delayq.fetching.wire import OnReply, Wire
 from celery_delayq.queue import scripts
 from celery_delayq.queue.call import Call, unwrapped
 from celery_delayq.queue.connections import CONNECTION_ERRORS, connection_of
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import MAX_FETCH
+from celery_delayq.queue.subscription import Identity, identify
 
 #: How many commands are written together at most, and how long one waits for others, in seconds.
 TOGETHER, TOGETHER_S = 16, 0.0025

@@ -1,45 +1,21 @@
-"""Identity: the server's name for a connection, and the connections that a consumer has abandoned."""
+"""The connections that a consumer has abandoned."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable
 from logging import getLogger
-from typing import Any, NamedTuple
 
 import redis
 from redis import exceptions
 
-from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text, passing_refusal
+from celery_delayq.queue.connections import CONNECTION_ERRORS, passing_refusal
+from celery_delayq.queue.subscription import Identity
 
 logger = getLogger(__name__)
 
 #: Longest single wait of a blocking command on the server, in seconds.
 BLOCK_S = 30.0
-
-
-class Identity(NamedTuple):
-    """The server's name for a connection: its id, and its address, because a restarted server reuses ids."""
-
-    client_id: str
-    address: str
-
-
-def identify(connection: Any) -> Identity | None:
-    """Ask the server for the identity of an idle connection; None if the server never tells this user.
-
-    Raises:
-        redis.ResponseError: it refuses for now.
-    """
-    connection.send_command("CLIENT", "INFO")
-    try:
-        reply = connection.read_response()
-    except exceptions.ResponseError as exc:
-        if passing_refusal(exc):
-            raise
-        return None
-    fields = dict(field.partition("=")[::2] for field in as_text(reply).split())
-    return Identity(fields["id"], fields["addr"])
 
 
 class AbandonedConnections:

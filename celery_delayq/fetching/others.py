@@ -13,7 +13,14 @@ from redis.client import NEVER_DECODE
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import is_consumer
 from celery_delayq.queue import keys
-from celery_delayq.queue.connections import CONNECTION_ERRORS, is_cluster, is_elsewhere, passing_refusal, servers_of
+from celery_delayq.queue.connections import (
+    CONNECTION_ERRORS,
+    hurried,
+    is_cluster,
+    is_elsewhere,
+    passing_refusal,
+    servers_of,
+)
 
 logger = getLogger(__name__)
 
@@ -106,7 +113,7 @@ class Others:
         list whose slot has moved. It may have it at a node that is away.
         """
         try:
-            return any(int(server.pubsub_numsub(channel)[0][1]) for server in servers_of(client))
+            return any(int(server.pubsub_numsub(channel)[0][1]) for server in servers_of(hurried(client)))
         except exceptions.ResponseError as exc:
             if passing_refusal(exc):
                 raise

@@ -20,9 +20,8 @@ from celery_delayq.queue.scripts import MAX_PUT_BACK
 
 logger = getLogger(__name__)
 
-#: How long one call of `go_on` works, in seconds. It is short, so that the watchdog's own lease does not end meanwhile.
-_ROUND_S = 0.25
-
+#: How many messages a step begins with, and how long one may take, in seconds: large ones come in smaller steps.
+_FIRST_STEP, _STEP_S = 10, 0.005
 
 #: Why messages were taken from a consumer: its process has ended; it was absent and silent; its lease has ended.
 REASONS = ("process-ended", "absent", "lease-ended")
@@ -67,6 +66,8 @@ class Recovery:
         self._claims: dict[tuple[str, str], Claim] = {}
         #: List -> the server's last error when messages were put back there.
         self._refused: dict[str, str] = {}
+        #: How many messages the next step puts back at most.
+        self._most = _FIRST_STEP
 
     @property
     def is_needed(self) -> bool:
@@ -82,34 +83,35 @@ class Recovery:
         self._claims.clear()
 
     def go_on(self, client: redis.Redis) -> None:
-        """Put messages back for a short while; the next call continues.
+        """Put some messages back, if there are any; the next call continues.
 
         Raises:
             redis.ConnectionError: the server is away, or is a replica now.
         """
-        until = time.monotonic() + _ROUND_S
-        while self._claims and time.monotonic() < until:
-            name, consumer = next(iter(self._claims))
-            elsewhere = is_elsewhere(client, keys.QueueKeys.of(name, self._db).queue)
-            try:
-                self._recover(client, name, consumer, self._claims.pop((name, consumer)))
-                self._refused.pop(name, None)
-            except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
-                if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
-                    raise
-                if self._refused.get(name) != str(exc) and not refusals.note(exc, logger):
-                    logger.error(
-                        "Cannot put back messages of %r from consumer %s, which is gone: %s", name, consumer, exc
-                    )
-                self._refused[name] = str(exc)
+        if not self._claims:
+            return
+        began_at = time.monotonic()
+        name, consumer = next(iter(self._claims))
+        elsewhere = is_elsewhere(client, keys.QueueKeys.of(name, self._db).queue)
+        try:
+            self._recover(client, name, consumer, self._claims.pop((name, consumer)))
+            self._refused.pop(name, None)
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            if isinstance(exc, CONNECTION_ERRORS) and not elsewhere:
+                raise
+            if self._refused.get(name) != str(exc) and not refusals.note(exc, logger):
+                logger.error("Cannot put back messages of %r from consumer %s, which is gone: %s", name, consumer, exc)
+            self._refused[name] = str(exc)
+        is_quick = time.monotonic() - began_at < _STEP_S
+        self._most = min(2 * self._most, MAX_PUT_BACK) if is_quick else max(1, self._most // 2)
 
     def _recover(self, client: redis.Redis, name: str, consumer: str, claim: Claim) -> None:
-        """Put messages back to the front of their list, in their old order: at most `MAX_PUT_BACK`, one script call."""
+        """Put messages back to the front of their list, in their old order: some, with one script call."""
         queue_keys = self._leases.lists.get(name)
         if queue_keys is None:
             return
         found: list[bytes] = client.execute_command(
-            "LRANGE", queue_keys.in_flight(consumer), 0, MAX_PUT_BACK - 1, **{NEVER_DECODE: True}
+            "LRANGE", queue_keys.in_flight(consumer), 0, self._most - 1, **{NEVER_DECODE: True}
         )
         messages = [(raw, *self._redelivery.recover(raw)) for raw in found]
         done = scripts.recover(

@@ -1,7 +1,7 @@
-"""Watchdog: a thread that renews a consumer's leases, and recovers the messages of dead consumers.
+"""Watchdog: renews a consumer's leases, and recovers the messages of dead consumers.
 
-It has its own connections and does not need the main loop of the process. So a task may run for any time without
-losing its lease.
+It is a duty of a keeper, and does not need the main loop of the process. So a task may run for any time without losing
+its lease.
 
 How it notices that another consumer is gone
     Each watchdog subscribes to a channel named after its consumer. The watchdogs take turns to look which channels are
@@ -38,23 +38,21 @@ import math
 import os
 import time
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from logging import getLogger
 from typing import Any
 
+import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
-from celery_delayq.basics.descriptors import Waker
 from celery_delayq.basics.errors import LeaseLost
+from celery_delayq.basics.native import has_greenlets
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.native import has_greenlets, start_native_thread
 from celery_delayq.fetching.others import Others
 from celery_delayq.fetching.presence import ANSWER_S, Presence
 from celery_delayq.fetching.process import is_at_work, is_running
 from celery_delayq.fetching.recovery import Claim, Recovery
-from celery_delayq.fetching.subscription import Heard, Subscription
 from celery_delayq.queue import keys
 from celery_delayq.queue.clock import ServerClock
 from celery_delayq.queue.connections import (
@@ -63,8 +61,10 @@ from celery_delayq.queue.connections import (
     passing_refusal,
     refusals,
 )
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.queue.paused import PAUSED
 from celery_delayq.queue.scripts import Renewed
+from celery_delayq.queue.subscription import Heard, Subscription
 
 logger = getLogger(__name__)
 
@@ -88,9 +88,12 @@ _REMEMBER_MS = 60_000
 #: Pause before an unfinished closed consumer tries again, in seconds.
 _FINISH_S = 1.0
 
-#: Longest pause between two attempts to connect, and longest wait for a message without and with greenlets, in
-#: seconds. After the wait, the watchdog looks what its consumer is doing.
-_LONGEST_PAUSE_S, _LONGEST_WAIT_S, _GREENLET_WAIT_S = 1.0, 1.0, 0.2
+#: Longest pause between two attempts to connect, and longest time until the watchdog looks what its consumer is doing,
+#: in seconds.
+_LONGEST_PAUSE_S, _LONGEST_WAIT_S = 1.0, 1.0
+
+#: What a step may take, and for how long another duty that has to work sooner than that may put it off, in seconds.
+_STEP_TAKES_S, _PUT_OFF_S = 0.01, 0.25
 
 #: How long `stop` waits if there are greenlets, in seconds.
 _STOP_S = 2.0
@@ -104,7 +107,8 @@ class Watchdog:
 
     Args:
         consumer: the consumer whose leases it renews, and on whose lists it recovers messages of other consumers.
-        on_lost: called in the watchdog's thread when others have given the consumer up.
+        keeper: does so, from `start()` on.
+        on_lost: called in the keeper's thread when others have given the consumer up.
         on_paused: called there when queues may have been paused or resumed.
         patience_s: see `PATIENCE_S`.
         turn_s: length of a turn to look for missing consumers, in seconds.
@@ -117,6 +121,7 @@ class Watchdog:
     def __init__(
         self,
         consumer: Consumer,
+        keeper: Keeper,
         on_lost: Callable[[], None] = lambda: None,
         on_paused: Callable[[], object] = lambda: None,
         *,
@@ -125,22 +130,23 @@ class Watchdog:
         is_running: Callable[[str], bool | None] = is_running,
     ) -> None:
         self.consumer = consumer
+        self._keeper = keeper
         self._on_lost, self._on_paused = on_lost, on_paused
         self._turn_s = turn_s
         self._is_running = is_running
         self._new_presence = partial(Presence, patience_s, is_running)
         self._pid = os.getpid()
         self._client: Any = None
-        self._waker: Waker | None = Waker()
-        consumer.outbox.on_owed = self._wake
-        self._has_ended = False
-        self._stopping = False
+        self._subscription: Subscription | None = None
+        consumer.outbox.on_owed = self._settle_now
+        self._stopping = self._is_done = self._is_woken = False
+        #: When it last worked (monotonic).
+        self._worked_at = -math.inf
         self.outage = Outage(
             logger,
             f"Lease renewal of consumer {consumer.id}",
             f"The leases last for {consumer.leases.seconds:g} s",
-            lambda: self._stopping,
-            _LONGEST_PAUSE_S,
+            longest_pause_s=_LONGEST_PAUSE_S,
         )
         self._renew_at = self._look_at = self._finish_at = 0.0
         self._clock = ServerClock()
@@ -154,29 +160,27 @@ class Watchdog:
         self._recovery = Recovery(consumer.leases, consumer.redelivery, consumer.db)
 
     def start(self) -> None:
-        """Run in a thread of the operating system, even if gevent replaces Python's threads by greenlets.
-
-        A greenlet would starve, and lose the lease, while a task computes for long.
-        """
+        """Let the keeper look after the consumer."""
         atexit.register(self._finish_now)
-        start_native_thread(self.run)
+        self._keeper.add(self)
 
     def stop(self) -> None:
-        """End the thread within some seconds, even if work is left. Safe in any thread.
+        """End within some seconds, even if work is left. Safe in any thread.
 
-        With greenlets, it waits for the thread: a system thread that uses greenlets must not outlive the interpreter.
+        With greenlets, it waits for that: as the process ends, nothing may use them any more.
         """
         self._stopping = True
         atexit.unregister(self._finish_now)
-        until = time.monotonic() + _STOP_S
-        while has_greenlets() and not self._has_ended and time.monotonic() < until:
-            time.sleep(0.01)
+        self._keeper.end(self, _STOP_S if has_greenlets() else 0.0)
 
-    def _wake(self) -> None:
-        """Settle now what the consumer owes. Safe in any thread."""
-        waker = self._waker
-        if waker is not None:
-            waker.wake()
+    def is_alive(self) -> bool:
+        """Return whether it was started and has not ended."""
+        return self._keeper.has(self)
+
+    def _settle_now(self) -> None:
+        """Settle what the consumer owes. Safe in any thread."""
+        self._is_woken = True
+        self._keeper.wake()
 
     def knows(self, other: str) -> bool:
         """Return whether it would notice that a consumer is gone: it has seen it. Safe in any thread."""
@@ -195,78 +199,84 @@ class Watchdog:
         except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
             logger.info("Consumer %s cannot put back its messages, so others will: %s", consumer.id, exc)
 
-    # -- its own thread
+    # -- in the thread of the keeper, see `Duty`
 
-    def run(self) -> None:
-        """Look after the consumer. Never raises for server or network errors."""
-        consumer = self.consumer
+    @property
+    def is_over(self) -> bool:
+        """Whether it was stopped, or is not needed any more."""
+        return self._stopping or self._is_done or self.consumer.is_lost
+
+    def connected(self, client: redis.Redis) -> None:
+        """Forget what was seen before an outage, and renew: as long as it cannot subscribe, that shows it lives."""
+        self._client = client
+        self._believes_leases_at = time.monotonic() + self.consumer.leases.seconds
+        self._presence = self._new_presence()
+        self._others.forget()
+        self._recovery.forget()
         try:
-            while not self._stopping and not consumer.is_lost:
-                try:
-                    with self.consumer.connect() as self._client:
-                        self._serve()
-                        return
-                except LeaseLost:  # the consuming thread found out
-                    self._on_lost()
-                except Exception as exc:
-                    self._on_interrupted(exc)
-        finally:
-            self._client = None
-            self._waker = None  # its pipe is closed. Nothing else may keep it: an error may keep what calls had
-            self._has_ended = True
-            atexit.unregister(self._finish_now)
+            self._is_done = self._tend()
+            if not self._is_done:
+                self._renew()
+        except LeaseLost:  # the consuming thread found out. LeaseLost is one of CONNECTION_ERRORS
+            self._on_lost()
 
-    def _on_interrupted(self, exc: Exception) -> None:
-        if not self._stopping:
-            self.outage.begins(exc)
-
-    def _serve(self) -> None:
-        """Look after the consumer as long as the connection for commands lasts; the subscription may be lost alone."""
-        while not self._stopping and not self._tend():
-            self._believes_leases_at = time.monotonic() + self.consumer.leases.seconds
-            self._presence = self._new_presence()
-            self._others.forget()
-            self._recovery.forget()
-            self._renew()
-            try:
-                with closing(self._subscribe()) as subscription:
-                    if self._watch(subscription):
-                        return
-            except LeaseLost:  # LeaseLost is one of CONNECTION_ERRORS
-                raise
-            except CONNECTION_ERRORS as exc:
-                self._on_interrupted(exc)
-            finally:
-                self.consumer.conversation.hears(None)
-
-    def _subscribe(self) -> Subscription:
+    def subscribed(self, subscription: Subscription) -> None:
+        """Let others see the consumer, and watch them."""
         consumer = self.consumer
-        channels = keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db)
-        return Subscription(self._client.connection_pool, *channels)
-
-    def _watch(self, subscription: Subscription) -> bool:
-        """Watch the other consumers; returns True if there is nothing left to do."""
-        consumer = self.consumer
+        self._subscription = subscription
+        subscription.subscribe(keys.alive_channel(consumer.id, consumer.db), keys.hello_channel(consumer.db))
         self._say(consumer.id)  # from now on, the others can see this one
         self._on_paused()  # it may have missed that
         consumer.conversation.hears(subscription.told)
         self._look_at, self._may_look = time.monotonic(), True
-        assert self._waker is not None
-        while not self._stopping:
-            if self._tend():
-                return True
-            now = time.monotonic()
-            if now >= self._renew_at:
-                self._renew()
-            if self._may_look and (now >= self._look_at or self._others.are_unread):
-                self._look()
-            self._recovery.go_on(self._client)
-            self.outage.ends()
-            heard = subscription.hear(self._wait_s(), self._waker.fileno())
-            self._waker.drain()
-            if heard is not None:
-                self._handle(heard)
-        return True
+
+    def disconnected(self) -> None:
+        """Forget what belongs to the connection."""
+        self._client = self._subscription = None
+        self.consumer.conversation.hears(None)
+
+    def end(self) -> None:
+        """Let others see that the consumer is gone. Whatever else is left is not done."""
+        atexit.unregister(self._finish_now)
+        subscription = self._subscription
+        self.disconnected()
+        if subscription is not None:
+            subscription.unsubscribe(keys.alive_channel(self.consumer.id, self.consumer.db))
+
+    def work(self, until: float) -> float:
+        """Settle, renew, look and recover, if it is time to; not if that would hold up another duty."""
+        due_at, now = self._due_at(), time.monotonic()
+        if due_at > now:
+            return due_at
+        if until < now + _STEP_TAKES_S and now < due_at + _PUT_OFF_S:
+            return max(until, now)
+        self._is_woken = False
+        try:
+            self._step(now)
+        except LeaseLost:
+            self._on_lost()
+        self._worked_at = time.monotonic()
+        return now if self.is_over else self._due_at()
+
+    def _step(self, now: float) -> None:
+        self._is_done = self._tend()
+        if self._is_done:
+            return
+        if now >= self._renew_at:
+            self._renew()
+        if self._may_look and (now >= self._look_at or self._others.are_unread):
+            self._look()
+        self._recovery.go_on(self._client)
+        self.outage.ends()
+
+    def _due_at(self) -> float:
+        """Return when to work next (monotonic)."""
+        if self._is_woken or self._recovery.is_needed:
+            return self._worked_at
+        due_at = min(self._renew_at, self._look_at if self._may_look else math.inf, self._worked_at + _LONGEST_WAIT_S)
+        if self.consumer.is_closed:
+            due_at = min(due_at, self._finish_at)
+        return max(due_at, self._worked_at + 0.01)
 
     def _tend(self) -> bool:
         """Do what is left to do for the consumer; returns True if it is closed and everything is done."""
@@ -282,19 +292,11 @@ class Watchdog:
         self._finish_at = now + _FINISH_S
         return consumer.finish(self._client)
 
-    def _wait_s(self) -> float:
-        """Return how long to wait for a message, in seconds."""
-        if self._recovery.is_needed:
-            return 0.0
-        until = min(self._renew_at, self._look_at if self._may_look else math.inf)
-        if self.consumer.is_closed:
-            until = min(until, self._finish_at)
-        longest_s = _GREENLET_WAIT_S if has_greenlets() else _LONGEST_WAIT_S
-        return min(max(0.01, until - time.monotonic()), longest_s)
-
-    def _handle(self, heard: Heard) -> None:
-        if not heard.said:
+    def heard(self, heard: Heard) -> None:
+        """Hear what other watchdogs say, or which lists are written to."""
+        if not heard.channel:
             self.consumer.conversation.on_changed(heard.changed)
+        if heard.channel != keys.hello_channel(self.consumer.db) or not heard.said:
             return
         word, _, other = heard.said.partition(" ")
         if word == PAUSED:

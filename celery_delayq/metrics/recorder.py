@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
+from celery_delayq.basics.native import native_ident
 from celery_delayq.basics.times import AFTER_9999_MS
 from celery_delayq.fetching.held import DEAD_LETTERS
-from celery_delayq.fetching.native import native_ident
 from celery_delayq.queue.connections import process_of
 from celery_delayq.queue.dead_letter import NOT_AN_ENTRY
 from celery_delayq.queue.delayed_queue import DelayedQueue

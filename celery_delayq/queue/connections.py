@@ -247,7 +247,7 @@ class Outage:
         logger: Logger | LoggerAdapter[Logger],
         what: str,
         meanwhile: str,
-        is_stopping: Callable[[], bool],
+        is_stopping: Callable[[], bool] = lambda: False,
         longest_pause_s: float = _LONGEST_PAUSE_S,
     ) -> None:
         self._logger = logger
@@ -263,6 +263,10 @@ class Outage:
 
     def begins(self, exc: Exception) -> None:
         """Note that the loop was interrupted, or still is. Then wait before the next attempt."""
+        self._pause(self.note(exc))
+
+    def note(self, exc: Exception) -> float:
+        """Do so without waiting: return for how long to wait, in seconds."""
         if not refusals.note(exc, self._logger) and not self._lasts:
             expected = isinstance(exc, CONNECTION_ERRORS)
             refused = isinstance(exc, exceptions.NoPermissionError)
@@ -276,8 +280,8 @@ class Outage:
                 exc_info=None if expected or refused or "WRONGTYPE" in str(exc) else exc,
             )
         self._lasts, self.is_full = True, is_full(exc)
-        self._pause(self._pause_s * random.uniform(0.5, 1))
-        self._pause_s = min(2 * self._pause_s, self._longest_pause_s)
+        pause_s, self._pause_s = self._pause_s, min(2 * self._pause_s, self._longest_pause_s)
+        return pause_s * random.uniform(0.5, 1)
 
     def ends(self) -> None:
         """Note that the server serves the loop. Costs nothing if there is no outage."""

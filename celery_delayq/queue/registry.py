@@ -17,7 +17,6 @@ a delayed message: a program may have thousands of such lists, with names that n
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Mapping
 from itertools import islice
 from logging import getLogger
@@ -27,6 +26,7 @@ import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
+from celery_delayq.basics.native import native_lock
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, at_server_of, hurried, is_cluster, passing_refusal
 from celery_delayq.queue.entry import pairs
@@ -62,8 +62,8 @@ class Registry:
     def __init__(self, client: redis.Redis, keyprefix: str = "") -> None:
         self.client = hurried(client)
         self.key = keys.registry(keyprefix)
-        #: Loops of all masters read at the same time. One after the other, they need one connection to read.
-        self._turn = threading.Lock()
+        #: For loops of all masters, which share it: one after the other, they need one connection.
+        self.turn = native_lock()
 
     def add(self, name: str) -> bool:
         """Register a name, and return whether that was possible. Announce it if it is new.
@@ -110,8 +110,7 @@ class Registry:
         The last use is negative, and the name comes before others, if the list never had a delayed message: see `sent`.
         Names that are empty or not UTF-8 are skipped: no client of this package can add or use them.
         """
-        with self._turn:
-            found = self.client.execute_command("ZRANGE", self.key, 0, -1, "WITHSCORES", **{NEVER_DECODE: True})
+        found = self.client.execute_command("ZRANGE", self.key, 0, -1, "WITHSCORES", **{NEVER_DECODE: True})
         used = ((name_of(name), int(float(score))) for name, score in pairs(found))
         return {name: used_ms for name, used_ms in used if name}
 
@@ -121,8 +120,7 @@ class Registry:
         Args:
             used: names as they were read, see `read`; others stay.
         """
-        with self._turn:
-            seconds, _ = at_server_of(self.client, self.key).time()
+        seconds, _ = at_server_of(self.client, self.key).time()
         until_ms = (int(seconds) - LASTS_S) * 1000
         old = list(islice((name for name, used_ms in used.items() if abs(used_ms) < until_ms), _MOST))
         if not old:

@@ -66,7 +66,7 @@ class PlannerLoop(LoopThread):
         New entries may not be planned by then. If no message is overdue, this returns at once; also after an error if
         nothing waits for this.
         """
-        return self._has_planned.wait(timeout_s)
+        return self._has_planned.is_set() or (timeout_s > 0 and self._has_planned.wait(timeout_s))
 
     def run(self) -> None:
         """Plan until `stop()` is called. Never raises errors of the server or the network."""

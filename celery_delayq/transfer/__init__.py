@@ -1,6 +1,6 @@
 """Transfer: moves due messages to their broker lists, on time. It knows neither Celery nor kombu.
 
-loop          TransferLoop: transfers on one connection, together with other loops
+loop          TransferLoop: a duty of a keeper: transfers, together with other loops
 served        ServedQueues: which queues the loop serves, and what it knows about each
 settings      how loops behave
 lead          Lead: how long before they are due it moves messages

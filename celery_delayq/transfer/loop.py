@@ -1,8 +1,8 @@
 """TransferLoop: moves messages to their broker lists when they are due. It knows Redis, but neither kombu nor Celery.
 
 How it stays on time
-    The loop sleeps on a Pub/Sub connection until the earliest head is due. A notification of an earlier head wakes it,
-    and so does every other event that it has to handle.
+    The keeper sleeps on its subscription until the earliest head is due. A notification of an earlier head wakes it,
+    and so does every other event that the loop has to handle.
 
 Why it forgets no message
     Notifications are hints. The loop looks at a queue when its subscription is confirmed. It looks at all queues every
@@ -25,11 +25,9 @@ States of the connection
 from __future__ import annotations
 
 import math
-import os
 import random
 import time
 from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, closing, suppress
 from logging import getLogger
 from typing import Any
 
@@ -38,23 +36,21 @@ from redis import exceptions
 
 from celery_delayq.queue import scripts
 from celery_delayq.queue.clock import ServerClock
-from celery_delayq.queue.connections import CONNECTION_ERRORS, as_text, new_id, passing_refusal
+from celery_delayq.queue.connections import CONNECTION_ERRORS, Outage, new_id, passing_refusal
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
+from celery_delayq.queue.subscription import Heard, Subscription
 from celery_delayq.transfer.failover_log import FailoverLog
 from celery_delayq.transfer.lead import WAKE_AT, Lead
 from celery_delayq.transfer.served import Served, ServedQueues
 from celery_delayq.transfer.settings import TransferSettings
-from celery_delayq.transfer.thread import LoopThread, interrupt, socket_of
 
 logger = getLogger(__name__)
 
 #: How long a loop waits at most for permission to begin, and how often it asks, in seconds.
 LONGEST_DELAY_S, _DELAY_S = 10.0, 0.02
-
-#: Unanswered health checks of the subscription after which its connection counts as dead.
-_MAX_MISSED_HEALTH_CHECKS = 2
 
 #: The registry is read at every sixth look, and at the next one if that fails. Registered queues are also announced;
 #: this covers lost announcements.
@@ -71,24 +67,22 @@ CHORES_S, _CHORES_TAKE_S = 10.0, 0.05
 _SLEEP_BELOW_S = 0.0015
 
 
-class TransferLoop(LoopThread):
-    """Transfers the due messages of a changing set of delayed queues.
+class TransferLoop:
+    """Transfers the due messages of a changing set of delayed queues: a duty of a keeper.
 
-    One thread runs `run()`; `start()` creates a daemon thread for it. `stop()` and `wake()` may be called from any
-    thread or signal handler, any number of times; in a forked child they do nothing. A stopped loop resigns, so that
-    others take over at once.
+    `stop()` and `wake()` may be called from any thread or signal handler, any number of times; in a forked child they
+    do nothing. A stopped loop resigns, so that others take over at once.
 
     Args:
-        connect: called for every (re)connection; returns a context manager that gives a client with its own
-            connections, and closes them. A `redis.Redis` is such a context manager.
-        queues: returns the names of the broker lists to transfer besides the registered ones; called by the loop's
-            thread. Call `wake()` when its answer changes.
+        keeper: transfers, from `start()` on.
+        queues: returns the names of the broker lists to transfer besides the registered ones; called by the
+            keeper's thread. Call `wake()` when its answer changes.
         keyprefix: kombu's `global_keyprefix`, for the registry.
         settings: see `TransferSettings`.
         on_pass: called after each script call with the queue and the script's result; for tests and metrics.
         id: the loop's id in `delayq:transfer:{Q}`; readable and unique.
-        may_begin: returns whether the loop may begin. The loop's thread calls it before it first connects, until it
-            returns true, for at most `LONGEST_DELAY_S`.
+        may_begin: returns whether the loop may begin. It is asked until it returns true, for at most
+            `LONGEST_DELAY_S`.
         serves: returns whether a list is this loop's server's; on Redis Cluster, other nodes have the other lists.
         failover_log: says what a failover lost.
         registry: which queues there are; by default, the loop reads that with its own client.
@@ -96,11 +90,15 @@ class TransferLoop(LoopThread):
         chores: called every `CHORES_S`, and at the end, with the loop's client and `serves`: for what needs a
             connection, and can wait until the loop has nothing else to do. It should take some ms at most, and raise
             nothing but errors of the connection.
+
+    Attributes:
+        outage: whether the loop is interrupted.
+        is_stopping: whether the loop ends, or has ended.
     """
 
     def __init__(
         self,
-        connect: Callable[[], AbstractContextManager[redis.Redis]],
+        keeper: Keeper,
         queues: Callable[[], Iterable[str]] = tuple,
         *,
         keyprefix: str = "",
@@ -114,10 +112,11 @@ class TransferLoop(LoopThread):
         slot_of: Callable[[str], int] = lambda key: 0,
         chores: Callable[[redis.Redis, Callable[[str], bool]], None] = lambda client, serves: None,
     ) -> None:
-        super().__init__("delayq-transfer", logger, "Transfer of delayed messages", "Messages wait in Redis")
+        self.outage = Outage(logger, "Transfer of delayed messages", "Messages wait in Redis")
+        self.is_stopping = False
         self.id = id or new_id()
         self.settings = settings or TransferSettings()
-        self._connect = connect
+        self._keeper = keeper
         self._queues = queues
         self._on_pass = on_pass
         self._may_begin = may_begin
@@ -132,22 +131,39 @@ class TransferLoop(LoopThread):
         self._clock = ServerClock()
         #: Queue -> why the server refuses it: logged once, also if the loop connects again meanwhile.
         self._refused: dict[str, str] = {}
+        self._is_woken = False
+        self._has_begun = False
+        #: When it begins even if it may not (monotonic).
+        self._begins_at = 0.0
         # What belongs to one connection.
-        self._client: redis.Redis
+        self._client: Any = None
+        self._subscription: Any = None
+        self._is_listening = False
         self._next_look = 0.0
         #: The number of looks since the loop connected.
         self._looks = 0
-        self._woken = False
 
     # -- called by other threads
 
+    def start(self) -> None:
+        """Let the keeper transfer; does nothing if it already does."""
+        if not self.is_alive():
+            self._begins_at = time.monotonic() + LONGEST_DELAY_S
+            self._keeper.add(self, is_punctual=True)
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the loop and wait at most `timeout_s` seconds."""
+        self.is_stopping = True
+        self._keeper.end(self, timeout_s)
+
+    def is_alive(self) -> bool:
+        """Return whether the loop was started and has not ended."""
+        return self._keeper.has(self)
+
     def wake(self) -> None:
         """Make the loop ask `queues` again now."""
-        if os.getpid() == self._pid:
-            # Read the socket before setting `_woken`: a socket made after `_woken` was seen must not be interrupted.
-            sock = socket_of(self._pubsub)
-            self._woken = True
-            interrupt(sock)
+        self._is_woken = True
+        self._keeper.wake()
 
     def seconds_until_past(self, server_ms: float) -> float:
         """Return the time until the server's clock certainly shows a transferred message's due time, in seconds.
@@ -157,72 +173,74 @@ class TransferLoop(LoopThread):
         """
         return self._clock.seconds_until_past(server_ms, self.lead.most_s)
 
-    # -- the loop's own thread
+    # -- in the thread of the keeper, see `Duty`
 
-    def run(self) -> None:
-        """Transfer until `stop()` is called. Never raises for server or network errors."""
-        until = time.monotonic() + LONGEST_DELAY_S
-        while not self.is_stopping and not self._may_begin() and time.monotonic() < until:
-            time.sleep(_DELAY_S)
-        while not self.is_stopping:
-            self._woken = False
-            try:
-                with self._connect() as client, closing(client.pubsub()) as pubsub:
-                    self._subscribe(client, pubsub)
-                    try:
-                        self._serve()
-                    finally:
-                        self._resign()
-                        self._do_last_chores()
-            except Exception as exc:
-                if self.is_stopping or self._woken:
-                    continue
-                self.outage.begins(exc)
+    @property
+    def is_over(self) -> bool:
+        """Whether the loop ends."""
+        return self.is_stopping
 
-    def _subscribe(self, client: redis.Redis, pubsub: Any) -> None:
-        self._client, self._pubsub = client, pubsub
-        self._failover_log.read(client)
+    def connected(self, client: redis.Redis) -> None:
+        """Begin anew with a client."""
+        self._client = client
         self._looks = 0
-        # The first look follows the confirmation: queues that are registered later will be announced.
-        self._next_look = time.monotonic() + self.settings.interval_s
-        self._served.connect(client, pubsub)
+        self._failover_log.read(client)
 
-    def _resign(self) -> None:
-        # Resign when woken, too: a cold shutdown cancels the consumers, and may stop the loop before it resubscribes.
-        if not self.is_stopping and not self._woken:
+    def subscribed(self, subscription: Subscription) -> None:
+        """Listen, as soon as it may begin."""
+        self._subscription = subscription
+
+    def disconnected(self) -> None:
+        """Forget what belongs to the connection."""
+        self._client = self._subscription = None
+        self._is_listening = False
+
+    def end(self) -> None:
+        """Resign, and do the last chores, if there is a connection."""
+        client = self._client
+        if client is None:
             return
-        with suppress(*CONNECTION_ERRORS, exceptions.ResponseError):
-            for served in self._served:
+        try:
+            for served in self._served if self._is_listening else ():
                 if served.punctual == self.id:
                     served.queue.resign(self.id)
+        finally:
+            self._chores(client, self._serves)
+            if self._is_listening:
+                self._served.disconnect()
+            self.disconnected()
 
-    def _do_last_chores(self) -> None:
-        if self.is_stopping:
-            with suppress(*CONNECTION_ERRORS):
-                self._chores(self._client, self._serves)
+    def work(self, until: float) -> float:
+        """Transfer what is due, and look whether there is more."""
+        if not self._is_listening:
+            if not self._may_begin_now():
+                return time.monotonic() + _DELAY_S
+            # The first look follows the confirmation: queues that are registered later will be announced.
+            self._next_look = time.monotonic() + self.settings.interval_s
+            self._served.connect(self._client, self._subscription)
+            self._is_listening = True
+        # The transfer follows this sleep directly, without even a look for messages.
+        wait_s = self._seconds_until_next()
+        if 0 < wait_s <= _SLEEP_BELOW_S:
+            time.sleep(wait_s)
+        for served in self._served:
+            if self._is_due(served) and not self.is_stopping:
+                self._transfer(served)
+        if self._looks:
+            self.outage.ends()
+        if self._is_woken or time.monotonic() >= self._next_look:
+            self._is_woken = False
+            self._look()
+        if time.monotonic() >= self._failover_log.next_at:
+            self._failover_log.read(self._client)
+        if self._has_time_for_chores():
+            self._next_chores = time.monotonic() + CHORES_S
+            self._chores(self._client, self._serves)
+        return time.monotonic() + self._seconds_until_next() - _SLEEP_BELOW_S
 
-    def _serve(self) -> None:
-        while not self.is_stopping and not self._woken:
-            message = self._pubsub.get_message(timeout=max(0, self._seconds_until_next() - _SLEEP_BELOW_S))
-            while message is not None and not self.is_stopping:
-                self._handle(message)
-                message = self._pubsub.get_message(timeout=0)
-            # The transfer follows this sleep directly, without even a look for messages.
-            wait_s = self._seconds_until_next()
-            if 0 < wait_s <= _SLEEP_BELOW_S:
-                time.sleep(wait_s)
-            for served in self._served:
-                if self._is_due(served) and not self.is_stopping:
-                    self._transfer(served)
-            if self._looks:
-                self.outage.ends()
-            if time.monotonic() >= self._next_look:
-                self._look()
-            if time.monotonic() >= self._failover_log.next_at:
-                self._failover_log.read(self._client)
-            if self._has_time_for_chores():
-                self._next_chores = time.monotonic() + CHORES_S
-                self._chores(self._client, self._serves)
+    def _may_begin_now(self) -> bool:
+        self._has_begun = self._has_begun or self._may_begin() or time.monotonic() >= self._begins_at
+        return self._has_begun
 
     def _is_due(self, served: Served) -> bool:
         due = served.wake_at_ms
@@ -250,23 +268,24 @@ class TransferLoop(LoopThread):
 
     # -- notifications
 
-    def _handle(self, message: dict[str, Any]) -> None:
-        channel = as_text(message["channel"]) if message.get("channel") is not None else ""
-        if message["type"] == "subscribe":
-            if channel == self._served.channel:
+    def heard(self, heard: Heard) -> None:
+        """Learn of a queue, a head, or what the punctual loop has moved; look when a subscription begins."""
+        channel, data = heard.channel, heard.said
+        served = self._served.of_channel(channel)
+        if channel == self._served.channel:
+            if data is None:
                 self._look()
-            elif (served := self._served.of_channel(channel)) and channel == served.queue.keys.channel:
-                # Nobody announces messages that became due before the subscription.
-                served.wake_at_ms = 0
-        elif message["type"] == "message":
-            data = as_text(message["data"])
-            if channel == self._served.channel and data:
+            elif data:
                 self._served.announced(data)
-            elif served := self._served.of_channel(channel):
-                if channel == served.queue.keys.channel:
-                    self._on_head(served, data)
-                else:
-                    self._on_sign_of_life(served, data)
+        elif served is None:
+            return
+        elif channel != served.queue.keys.channel:
+            self._on_sign_of_life(served, data or "")
+        elif data is None:
+            # Nobody announces messages that became due before the subscription.
+            served.wake_at_ms = 0
+        else:
+            self._on_head(served, data)
 
     def _on_head(self, served: Served, data: str) -> None:
         try:
@@ -296,8 +315,6 @@ class TransferLoop(LoopThread):
 
     def _look(self) -> None:
         """Find out which queues there are, and look at those that may hold a message."""
-        if self._pubsub.health_check_response_counter >= _MAX_MISSED_HEALTH_CHECKS:
-            raise exceptions.ConnectionError("Redis did not answer on the subscription")
         consumed = set(self._queues())
         if self._looks % _LOOKS_A_REGISTRY == 0 or not self._served.is_read:
             self._served.read()

@@ -9,15 +9,15 @@ import math
 from collections.abc import Callable, Collection, Iterator, Set
 from dataclasses import dataclass
 from logging import getLogger
-from typing import Any
 
 import redis
 from redis import exceptions
 
 from celery_delayq.queue import keys
-from celery_delayq.queue.connections import CONNECTION_ERRORS, refusals
+from celery_delayq.queue.connections import CONNECTION_ERRORS, close_idle, refusals
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.registry import Registry
+from celery_delayq.queue.subscription import Subscription
 
 logger = getLogger(__name__)
 
@@ -74,17 +74,21 @@ class ServedQueues:
         self._error = ""
         # What belongs to one connection.
         self._client: redis.Redis
-        self._pubsub: Any = None
+        self._subscription: Subscription
         self._by_name: dict[str, Served] = {}
         self._by_channel: dict[str, Served] = {}
 
-    def connect(self, client: redis.Redis, pubsub: Any) -> None:
+    def connect(self, client: redis.Redis, subscription: Subscription) -> None:
         """Use another client and subscription from now on: of the loop's server. Nothing is known of its queues yet."""
-        self._client, self._pubsub = client, pubsub
+        self._client, self._subscription = client, subscription
         if self._is_own:
             self._registry = Registry(client, self._keyprefix)
         self._by_name, self._by_channel = {}, {}
-        pubsub.subscribe(self.channel)
+        subscription.subscribe(self.channel)
+
+    def disconnect(self) -> None:
+        """Hear no more of queues."""
+        self._subscription.unsubscribe(self.channel, *self._by_channel)
 
     def __iter__(self) -> Iterator[Served]:
         """Yield them; meanwhile, none may be added or removed."""
@@ -105,18 +109,25 @@ class ServedQueues:
         """
         assert self._registry is not None
         self.is_read = False
-        try:
-            used = {name: used_ms for name, used_ms in self._registry.read().items() if self._serves(name)}
-            self._registered, self.is_read = {name for name, used_ms in used.items() if used_ms > 0}, True
-            self._registry.forget(used)
-        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
-            self._report(exc)
-        else:
-            self._error = ""
+        with self._registry.turn:
+            self._read(self._registry)
         for name, served in self._by_name.items() if self.is_read else ():
             if served.head_due_ms is not None and name not in self._registered:
                 served.queue.register(again=True)
                 self._registered.add(name)
+
+    def _read(self, registry: Registry) -> None:
+        try:
+            used = {name: used_ms for name, used_ms in registry.read().items() if self._serves(name)}
+            self._registered, self.is_read = {name for name, used_ms in used.items() if used_ms > 0}, True
+            registry.forget(used)
+        except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+            self._report(exc)
+        else:
+            self._error = ""
+        finally:
+            if not self._is_own:  # with gevent, another thread could not use the connection
+                close_idle(registry.client)
 
     def _report(self, exc: Exception) -> None:
         # A registry that is not the loop's own waits less for the same server than the loop does, which notices itself
@@ -134,9 +145,8 @@ class ServedQueues:
         for name in self._by_name.keys() - names:
             channels = self._by_name.pop(name).queue.keys
             del self._by_channel[channels.channel], self._by_channel[channels.transferrer_channel]
-            self._pubsub.unsubscribe(channels.channel, channels.transferrer_channel)
-        for name in names:
-            self._add(name)
+            self._subscription.unsubscribe(channels.channel, channels.transferrer_channel)
+        self._add(names)
         for name, served in self._by_name.items():
             served.has_lead = name in consumed
 
@@ -144,15 +154,17 @@ class ServedQueues:
         """Serve one more queue, if it is at the loop's server: its name is registered from now on."""
         self._registered.add(name)
         if self._serves(name):
-            self._add(name)
+            self._add({name})
 
-    def _add(self, name: str) -> None:
-        if name in self._by_name:
-            return
-        queue = DelayedQueue(self._client, name, keyprefix=self._keyprefix)
-        served = self._by_name[name] = Served(queue)
-        self._by_channel |= {queue.keys.channel: served, queue.keys.transferrer_channel: served}
-        self._pubsub.subscribe(queue.keys.transferrer_channel, queue.keys.channel)
+    def _add(self, names: Set[str]) -> None:
+        channels: dict[str, Served] = {}
+        for name in names - self._by_name.keys():
+            queue = DelayedQueue(self._client, name, keyprefix=self._keyprefix)
+            served = self._by_name[name] = Served(queue)
+            channels |= {queue.keys.transferrer_channel: served, queue.keys.channel: served}
+        self._by_channel |= channels
+        if channels:
+            self._subscription.subscribe(*channels)
 
     def empty(self, slot_of: Callable[[str], int], looks: int, refused: Collection[str]) -> list[list[Served]]:
         """Return the queues that seem empty and have to be looked at now, by hash slot.

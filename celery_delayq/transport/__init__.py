@@ -54,7 +54,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property, partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
@@ -82,7 +82,10 @@ from celery_delayq.transport.stations import Stations
 from celery_delayq.transport.urls import SeveralHosts, ensure_tls, hosts_of, name_whole, what_to_write
 
 if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when one needs it
+    import redis
+
     from celery_delayq.fetching.consumer import Consumer
+    from celery_delayq.queue.keeper import Keeper
     from celery_delayq.transfer.loop import TransferLoop
     from celery_delayq.transport.ahead import Ahead
     from celery_delayq.transport.last_delivery import LastDelivery
@@ -141,6 +144,8 @@ class Transport(kombu_redis.Transport):
         #: Makes the event loop call nothing of this connection any more.
         self._leave_loop: Callable[[], object] = bool
         self.stations = Stations()
+        #: Server -> keeper.
+        self.keepers: dict[str, Keeper] = {}
         #: What ends with this transport, if it is collected and nobody has closed it.
         self._to_end: weakref.WeakSet[Consumer | TransferLoop] = weakref.WeakSet()
         weakref.finalize(self, _end, self._to_end).atexit = False
@@ -208,6 +213,19 @@ class Transport(kombu_redis.Transport):
 
     # -- the servers of this connection
 
+    def keeper(self, server: str, connect: Callable[[], AbstractContextManager[redis.Redis]]) -> Keeper:
+        """Return the keeper at a server, for its transfer loop and its consumer; made on first use.
+
+        Args:
+            server: its name; "" is that of a single server.
+            connect: see `Keeper`.
+        """
+        from celery_delayq.queue.keeper import Keeper
+
+        if server not in self.keepers:
+            self.keepers[server] = Keeper(connect)
+        return self.keepers[server]
+
     def ends_with(self, it: Consumer | TransferLoop) -> None:
         """End this, too, if the transport is collected and nobody has closed it."""
         self._to_end.add(it)
@@ -224,6 +242,7 @@ class Transport(kombu_redis.Transport):
     def after_fork(self) -> None:
         """Forget what belongs to the parent of a forked child, see `known`."""
         self.stations.forget()
+        self.keepers = {}
         self.nodes = self.pool = None
 
     def on_nodes_changed(self) -> None:

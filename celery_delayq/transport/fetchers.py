@@ -74,7 +74,7 @@ class Fetchers:
         """Return the station at a server."""
         transport = self._channel.connection
         return transport.stations.at(
-            server, lambda: Station(transport, Connector(transport.client), self._channel.plain_client)
+            server, lambda: Station(transport, server, Connector(transport.client), self._channel.plain_client)
         )
 
     def _server_of(self, queue: str) -> str:

@@ -92,6 +92,7 @@ class Loops:
         servers = self._servers()
         for server in self._loops.keys() - servers.keys():
             self._loops.pop(server).stop(timeout_s=0)
+            self._connection.keepers.pop(server, None)  # the node may become a master again, with another one
         self._start(servers)
         self.wake()
 
@@ -121,7 +122,7 @@ class Loops:
         for server in servers.keys() - self._loops.keys():
             connect, serves = servers[server]
             self._loops[server] = loop = TransferLoop(
-                connect,
+                connection.keeper(server, connect),
                 partial(_lists_of, self._owner),
                 keyprefix=keyprefix,
                 settings=settings,

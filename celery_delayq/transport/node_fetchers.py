@@ -77,6 +77,7 @@ class NodeFetchers(Fetchers):
             server,
             lambda: Station(
                 transport,
+                server,
                 partial(own_connections, topology, address, hurries_elsewhere=True),
                 # Without patience: while one list waits for its slot, the others are read. Nor for a node that hangs.
                 Routed(topology, home=address, deadline_s=0, is_hurried=True),

@@ -31,8 +31,8 @@ class Nodes:
     def registry(self, keyprefix: str) -> Registry:
         """Return the registry that all transfer loops share."""
         if self._registry is None:
-            # All loops wait for whoever reads it.
-            self._registry = Registry(Routed(self.topology, deadline_s=0), keyprefix)
+            # All loops wait for whoever reads it. Connections of their own: they close them after use.
+            self._registry = Registry(Routed(self.topology.clone(), deadline_s=0), keyprefix)
         return self._registry
 
     def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
@@ -40,7 +40,7 @@ class Nodes:
         topology = self.topology
         found: dict[str, tuple[Any, Callable[[str], bool]]] = {}
         for address in [node.address for node in topology.masters()]:
-            connect = partial(own_connections, topology, address, must_be_master=True)
+            connect = partial(own_connections, topology, address, hurries_elsewhere=True)
             found[str(address)] = (connect, partial(topology.serves, address))
         return found
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import redis
 
-    from celery_delayq.fetching.native import Errands
+    from celery_delayq.basics.native import Errands
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.scripts import Transferred
 
@@ -73,7 +73,7 @@ class Program:
     @cached_property
     def errands(self) -> Errands:
         """What it does in a thread of its own."""
-        from celery_delayq.fetching.native import Errands
+        from celery_delayq.basics.native import Errands
 
         return Errands()
 

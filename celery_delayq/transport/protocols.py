@@ -11,6 +11,7 @@ What a member does stands where it is implemented.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from celery_delayq.cluster.topology import Topology
     from celery_delayq.fetching.consumer import Consumer
     from celery_delayq.queue.delayed_queue import DelayedQueue
+    from celery_delayq.queue.keeper import Keeper
     from celery_delayq.transfer.loop import TransferLoop
     from celery_delayq.transport.ahead import Ahead
     from celery_delayq.transport.bindings import Bindings
@@ -83,13 +85,14 @@ class Connection(Protocol):
     Attributes:
         nodes: those of a cluster; None until a channel needs them, and with a single server.
         pool: the connection pool that all channels share; None until a channel needs it.
-        stations, loops: what it needs at each server to fetch, and to transfer.
+        stations, loops, keepers: what it needs at each server to fetch, and to transfer; and who does that for both.
     """
 
     nodes: Nodes | None
     pool: Any
     stations: Stations
     loops: Loops
+    keepers: dict[str, Keeper]
 
     @property
     def cycle(self) -> Cycle: ...
@@ -107,6 +110,7 @@ class Connection(Protocol):
     def paused(self) -> Paused: ...
     @property
     def fetches_ahead(self) -> bool: ...
+    def keeper(self, server: str, connect: Callable[[], AbstractContextManager[redis.Redis]]) -> Keeper: ...
     def ends_with(self, it: Consumer | TransferLoop) -> None: ...
     @property
     def client(self) -> Any: ...

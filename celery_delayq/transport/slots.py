@@ -8,8 +8,9 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.fetching.identity import BLOCK_S, identify
+from celery_delayq.fetching.identity import BLOCK_S
 from celery_delayq.queue.connections import LATE_S, LOST, NOT_SERVING, connection_of
+from celery_delayq.queue.subscription import identify
 
 #: A reply is overdue this long after the command should have stopped blocking, in seconds: the connection is half open.
 _OVERDUE_S = 25.0

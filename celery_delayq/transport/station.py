@@ -27,6 +27,7 @@ class Station:
 
     Args:
         transport: the `Transport` of the connection.
+        server: its name; "" is that of a single server.
         connect: see `Consumer`.
         client: for the consumer, see `Consumer`.
 
@@ -37,6 +38,7 @@ class Station:
     def __init__(
         self,
         transport: Connection,
+        server: str,
         connect: Callable[[], AbstractContextManager[redis.Redis]],
         client: redis.Redis,
     ) -> None:
@@ -60,6 +62,7 @@ class Station:
         self.rare_lists = RareLists(transport.cycle, self.consumer.conversation, transport.slot_of)
         self.watchdog = Watchdog(
             self.consumer,
+            transport.keeper(server, connect),
             on_lost=partial(call_of, weakref.ref(transport.cycle), "wake"),
             on_paused=partial(call_of, weakref.ref(transport), "paused.tell"),
         )

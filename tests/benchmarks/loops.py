@@ -13,6 +13,7 @@ from typing import Any
 
 import redis
 
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import dying_with_us
@@ -49,7 +50,7 @@ class Fleet:
         self._started: set[int] = set()
         self._loops = [
             _CountedLoop(
-                lambda: _CountingRedis(self, port),
+                Keeper(lambda: _CountingRedis(self, port)),
                 on_pass=lambda queue, seen, number=number: self._on_pass(number, seen),  # type: ignore[misc]
                 id=f"loop-{number}",
             )

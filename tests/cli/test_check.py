@@ -18,6 +18,7 @@ from kombu import Queue
 
 from celery_delayq import DelayedQueue, DelayQ
 from celery_delayq.basics.finding import Level
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.queue.keys import ScheduleKeys
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
@@ -112,7 +113,7 @@ def test_a_transfer_loop_that_is_idle(
     unused: None, broker_server: PrivateRedis, waiting: DelayedQueue, command: Command, db: int
 ) -> None:
     """It is seen, and one that serves another database is no help."""
-    loop = TransferLoop(lambda: broker_server.client(db=db), lambda: ["celery"])
+    loop = TransferLoop(Keeper(lambda: broker_server.client(db=db)), lambda: ["celery"])
     loop.start()
     client = waiting.client
     try:

@@ -17,6 +17,7 @@ from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys
 from celery_delayq.queue.connections import new_id
+from celery_delayq.queue.keeper import Keeper
 from examples.private_redis import PrivateRedis
 from tests.soak.proxy import Proxy
 from tests.state import oldest_first
@@ -36,7 +37,7 @@ class Consumers:
         self.server = server
         self._stack = ExitStack()
         self._consumers: list[Consumer] = []
-        self._watchdogs: dict[str, tuple[Watchdog, threading.Thread]] = {}
+        self._watchdogs: dict[str, Watchdog] = {}
         self.client = self._stack.enter_context(server.client())
 
     def make(
@@ -82,10 +83,9 @@ class Consumers:
         **options: Any,
     ) -> Watchdog:
         """Start a watchdog, and wait until the others can see it; takes the options of `Watchdog`."""
-        watchdog = Watchdog(consumer, on_lost, patience_s=patience_s, **options)
-        thread = threading.Thread(target=watchdog.run, daemon=True)
-        self._watchdogs[consumer.id] = watchdog, thread
-        thread.start()
+        watchdog = Watchdog(consumer, Keeper(consumer.connect), on_lost, patience_s=patience_s, **options)
+        self._watchdogs[consumer.id] = watchdog
+        watchdog.start()
         wait_until(lambda: self.is_visible(consumer), "its watchdog is subscribed")
         return watchdog
 
@@ -97,14 +97,13 @@ class Consumers:
 
     def unwatch(self, consumer: Consumer) -> None:
         """End a consumer's watchdog, as a killed process would: nobody does anything any more."""
-        watchdog, thread = self._watchdogs.pop(consumer.id)
+        watchdog = self._watchdogs.pop(consumer.id)
         watchdog.stop()
-        thread.join(20)
-        assert not thread.is_alive()
+        wait_until(lambda: not watchdog.is_alive(), "its watchdog has ended", 20)
 
     def is_watched(self, consumer: Consumer) -> bool:
         """Whether its watchdog still runs."""
-        return self._watchdogs[consumer.id][1].is_alive()
+        return self._watchdogs[consumer.id].is_alive()
 
     def is_visible(self, consumer: Consumer) -> bool:
         """Whether the others can see that it is alive."""
@@ -113,7 +112,7 @@ class Consumers:
 
     def wait_until_seen(self, id: str) -> None:
         """Wait until all watchdogs have seen a consumer, so that they notice when it is gone."""
-        watchdogs = [watchdog for watchdog, _ in self._watchdogs.values()]
+        watchdogs = self._watchdogs.values()
         wait_until(lambda: all(watchdog.knows(id) for watchdog in watchdogs), "all have seen it")
 
     def publish(self, *messages: bytes, name: str = "q") -> None:

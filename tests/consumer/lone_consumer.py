@@ -16,6 +16,7 @@ from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue.connections import new_id
+from celery_delayq.queue.keeper import Keeper
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
     for message in consumer.fetch("q", int(count)):
         consumer.hold("q", message)
     lost = threading.Event()
-    Watchdog(consumer, on_lost=lost.set).start()
+    Watchdog(consumer, Keeper(consumer.connect), on_lost=lost.set).start()
     print(consumer.id, flush=True)
     lost.wait()
     try:

@@ -14,10 +14,10 @@ import redis
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.fetching import identity, watchdog
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.fetching.identity import Identity, identify
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.call import Call
 from celery_delayq.queue.connections import connection_of
+from celery_delayq.queue.subscription import Identity, identify
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.state import calls, nothing_changes
 from tests.support import wait_until

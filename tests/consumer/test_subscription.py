@@ -11,14 +11,17 @@ import redis
 from redis import exceptions
 
 from celery_delayq.basics.descriptors import Waker
-from celery_delayq.fetching.identity import Identity
-from celery_delayq.fetching.subscription import Heard, Subscription
+from celery_delayq.queue.subscription import Heard, Identity, Subscription
 from examples.private_redis import PrivateRedis
 from tests.support import beside, wait_until
 
 
 def subscription(server: PrivateRedis, *channels: str) -> Subscription:
-    return Subscription(redis.ConnectionPool(port=server.port, protocol=2), *channels)
+    it = Subscription(redis.ConnectionPool(port=server.port, protocol=2))
+    if channels:
+        it.subscribe(*channels)
+        assert [it.hear(10) for _ in channels] == [Heard(channel) for channel in channels]
+    return it
 
 
 def test_what_is_published(redis_server: PrivateRedis, client: redis.Redis) -> None:
@@ -26,7 +29,11 @@ def test_what_is_published(redis_server: PrivateRedis, client: redis.Redis) -> N
         client.publish("a", "one")
         client.publish("b", "two")
         client.publish("c", "three")
-        assert [it.hear(10), it.hear(10), it.hear(0)] == [Heard("one"), Heard("two"), None]
+        assert [it.hear(10), it.hear(10), it.hear(0)] == [Heard("a", "one"), Heard("b", "two"), None]
+        it.unsubscribe("a")
+        client.publish("a", "four")
+        client.publish("b", "five")
+        assert [it.hear(10) or it.hear(10)] == [Heard("b", "five")]
 
 
 def test_lists_that_another_connection_has_read(redis_server: PrivateRedis, client: redis.Redis) -> None:
@@ -38,10 +45,10 @@ def test_lists_that_another_connection_has_read(redis_server: PrivateRedis, clie
         reader.execute_command("CLIENT", "TRACKING", "ON", "REDIRECT", it.told.client_id)
         assert not reader.exists("q")
         client.lpush("q", "message")
-        assert it.hear(10) == Heard("", ["q"])
+        assert it.hear(10) == Heard("", None, ["q"])
         assert not reader.exists("r")
         client.flushdb()
-        assert it.hear(10) == Heard("", None)
+        assert it.hear(10) == Heard("", None, None)
 
 
 def test_it_is_woken(redis_server: PrivateRedis) -> None:
@@ -69,9 +76,14 @@ def test_what_comes_while_it_begins() -> None:
     with PrivateRedis() as server, server.client() as client, busy_channel(client, "a"):
         client.execute_command("ACL", "SETUSER", "default", "resetchannels", "&a", "&b")
         for _ in range(20):
-            with closing(subscription(server, "a", "b")) as it:
+            with closing(Subscription(redis.ConnectionPool(port=server.port, protocol=2))) as it:
                 assert isinstance(it.told, exceptions.NoPermissionError)
-                assert it.hear(10) == Heard("hello")
+                it.subscribe("a")
+                it.subscribe("b")
+                heard = [it.hear(10) for _ in range(20)]
+                assert heard[0] == Heard("a")
+                assert heard.count(Heard("b")) == 1
+                assert heard.count(Heard("a", "hello")) == 18
 
 
 def test_it_is_lost(redis_server: PrivateRedis, client: redis.Redis) -> None:

@@ -22,6 +22,7 @@ from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.call import Call
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.queue.scripts import Renewed
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.lone import LONG_S, known, lone, wait_for_end_of_lease
@@ -60,7 +61,7 @@ class TestOwnLease:
 
     def test_runs_in_a_thread_of_its_own_until_it_is_stopped(self, consumers: Consumers) -> None:
         consumer = consumers.make()
-        watchdog = Watchdog(consumer)
+        watchdog = Watchdog(consumer, Keeper(consumer.connect))
         watchdog.start()
         wait_until(lambda: consumers.is_visible(consumer), "it runs")
         watchdog.stop()
@@ -484,11 +485,12 @@ class TestClosed:
 import os, sys, redis
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.watchdog import Watchdog
+from celery_delayq.queue.keeper import Keeper
 
 consumer = Consumer(lambda: redis.Redis(port=int(sys.argv[1])))
 consumer.join("q")
 (message,) = consumer.fetch("q", 1)
-watchdog = Watchdog(consumer)
+watchdog = Watchdog(consumer, Keeper(consumer.connect))
 watchdog.start()
 consumer.close(keep=[consumer.hold("q", message)])
 if not os.fork():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+import os
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
@@ -12,11 +12,13 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.queue.registry import Registry
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer.loop import TransferLoop
 from celery_delayq.transfer.settings import TransferSettings
 from examples.private_redis import PrivateRedis
+from tests.processes import threads
 from tests.support import wait_until
 
 #: Longer than any test: whatever happens does not happen because a loop looked by itself.
@@ -76,7 +78,7 @@ class Loops:
             self.passes.append(Pass(id, queue.name, done))
 
         loop = TransferLoop(
-            connect or (lambda: self.client(db=db)),
+            Keeper(connect or (lambda: self.client(db=db))),
             queues,
             keyprefix=keyprefix,
             settings=TransferSettings(grace_s, interval_s, batch_size, lead_s),
@@ -127,16 +129,12 @@ class Loops:
             loop.stop()
 
 
-def loop_threads() -> list[threading.Thread]:
-    """Return the threads of all loops that run."""
-    return [thread for thread in threading.enumerate() if thread.name == "delayq-transfer"]
-
-
 @pytest.fixture(autouse=True)
 def no_loop_is_left_behind() -> Iterator[None]:
     """Fail if a loop's thread outlives its test."""
+    before = threads(os.getpid())
     yield
-    assert not loop_threads()
+    wait_until(lambda: threads(os.getpid()) <= before, "the threads of all loops have ended")
 
 
 @pytest.fixture

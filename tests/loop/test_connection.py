@@ -27,6 +27,11 @@ def durable_loops(durable_server: PrivateRedis) -> Iterator[Loops]:
     loops.stop()
 
 
+def rejected(client: redis.Redis, command: str) -> int:
+    """Return how often the server has refused a command since `config_resetstat`."""
+    return int(client.info("commandstats").get(f"cmdstat_{command}", {}).get("rejected_calls", 0))
+
+
 def levels(caplog: pytest.LogCaptureFixture) -> list[str]:
     """Return the levels of what was logged by us, without DEBUG."""
     ours = [record for record in caplog.records if record.name.startswith("celery_delayq")]
@@ -108,6 +113,7 @@ class TestRefusal:
     ) -> None:
         caplog.set_level("INFO", logger="celery_delayq")
         admin = queue.client
+        admin.config_resetstat()
         queue.offer(b"pay", eta=to_datetime(1))
         user = ("ACL", "SETUSER", "loop", "on", "nopass", "~*", "&*")
         admin.execute_command(*user, "+@all", "-exists")
@@ -116,7 +122,8 @@ class TestRefusal:
         try:
             started = time.monotonic()
             loops.make(connect=connect).start()
-            wait_until(lambda: connect.attempts == 5, "the loop has tried again and again")
+            wait_until(lambda: rejected(admin, "exists") == 5, "the loop has tried again and again")
+            assert connect.attempts == 1
             # Pauses of 0.05, 0.1, 0.2 and 0.4 s, or half of that.
             assert time.monotonic() - started >= 0.375
             assert levels(caplog) == ["ERROR"]
@@ -247,19 +254,18 @@ class TestConnection:
     def test_a_subscription_that_is_never_confirmed_is_noticed(self, loops: Loops, queue: DelayedQueue) -> None:
         """A connection may die without a word right after it was made."""
         queue.offer(b"pay", eta=to_datetime(1))
-        made: list[redis.client.PubSub] = []
+        unheard: list[str] = []
 
-        class DeafClient(redis.Redis):
-            def pubsub(self, **kwargs: object) -> redis.client.PubSub:
-                pubsub = super().pubsub(**kwargs)
-                if not made:
-                    pubsub.subscribe = lambda *channels: pubsub.ping()  # type: ignore[method-assign]
-                made.append(pubsub)
-                return pubsub
+        class Deaf(redis.Connection):
+            def send_command(self, *args: str, **options: object) -> None:
+                if args == ("SUBSCRIBE", "delayq:queues") and not unheard:
+                    unheard.append(args[1])
+                    args = ("PING",)
+                super().send_command(*args, **options)
 
-        loop = loops.make(
-            connect=lambda: DeafClient(port=loops.server.port, health_check_interval=1),
-            interval_s=0.2,
-        )
-        loop.start()
+        pool = redis.ConnectionPool(Deaf, port=loops.server.port, socket_timeout=0.5)
+        loops.make(connect=lambda: redis.Redis(connection_pool=pool)).start()
         wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
+        assert unheard
+        loops.stop()
+        pool.disconnect()

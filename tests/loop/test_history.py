@@ -12,6 +12,7 @@ import pytest
 import redis
 
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.transfer import failover_log as history_module
 from celery_delayq.transfer.failover_log import QUIET_S, REPLICATED_S, FailoverLog
 from celery_delayq.transfer.loop import TransferLoop
@@ -252,7 +253,7 @@ class TestLoop:
     ) -> None:
         monkeypatch.setattr(history_module, "QUIET_S", 600.0)
         history = FailoverLog(logging.getLogger("history"))
-        loop = TransferLoop(lambda: redis.Redis(port=pair.master.port), lambda: ["q"], failover_log=history)
+        loop = TransferLoop(Keeper(lambda: redis.Redis(port=pair.master.port)), lambda: ["q"], failover_log=history)
         loop.start()
         try:
             wait_until(lambda: history.next_at > time.monotonic() + REPLICATED_S + 1, "it is quiet")
@@ -271,7 +272,7 @@ class TestLoop:
     def test_a_loop_says_what_was_lost_although_it_was_idle(self, pair: Pair, caplog: pytest.LogCaptureFixture) -> None:
         port = {"port": pair.master.port}
         history = TimedHistory(logging.getLogger("history"))
-        loop = TransferLoop(lambda: redis.Redis(port=port["port"]), failover_log=history)
+        loop = TransferLoop(Keeper(lambda: redis.Redis(port=port["port"])), failover_log=history)
         loop.start()
         try:
             wait_for_replica(pair)

@@ -15,12 +15,13 @@ import redis
 
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.queue.delayed_queue import DelayedQueue
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.queue.scripts import Transferred
 from celery_delayq.transfer import failover_log
 from celery_delayq.transfer import loop as transfer_module
 from celery_delayq.transfer.loop import TransferLoop
 from examples.private_redis import PrivateRedis
-from tests.loop.conftest import NEVER_S, Loops, loop_threads
+from tests.loop.conftest import NEVER_S, Loops
 from tests.state import delivered, state
 from tests.support import wait_until
 
@@ -120,7 +121,7 @@ class TestStop:
         def on_pass(queue: DelayedQueue, done: Transferred) -> None:
             loop.stop()
 
-        loop = TransferLoop(loops.client, on_pass=on_pass)
+        loop = TransferLoop(Keeper(loops.client), on_pass=on_pass)
         loop.start()
         wait_until(lambda: not loop.is_alive(), "the loop has ended")
         assert delivered(queue) == [b"pay"]
@@ -155,23 +156,6 @@ class TestStop:
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
             assert not loop.is_alive()
-
-
-class TestRun:
-    def test_in_the_callers_thread_until_another_stops_it(self, loops: Loops, queue: DelayedQueue) -> None:
-        """As the command line does."""
-        loop = loops.make()
-        queue.offer(b"pay", eta=to_datetime(1))
-
-        def stop_after_delivery() -> None:
-            wait_until(lambda: delivered(queue) == [b"pay"], "delivered")
-            loop.stop()
-
-        stopper = threading.Thread(target=stop_after_delivery)
-        stopper.start()
-        loop.run()
-        stopper.join(10)
-        assert not loop_threads()
 
 
 class TestWake:

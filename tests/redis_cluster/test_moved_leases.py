@@ -5,7 +5,6 @@ Timeouts of connections are so long here that whoever waits for a node that hang
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
@@ -25,6 +24,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys
 from celery_delayq.queue.connections import new_id
+from celery_delayq.queue.keeper import Keeper
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.queue.scripts import Renewed
 from tests.consumer.conftest import MARKING, in_another_thread
@@ -123,22 +123,20 @@ def move(scene: Scene) -> None:
 @pytest.fixture
 def watch(scene: Scene) -> Iterator[Callable[[], Watchdog]]:
     """Start the watchdog of the consumer, and wait until others see it."""
-    started: list[tuple[Watchdog, threading.Thread]] = []
+    started: list[Watchdog] = []
 
     def start() -> Watchdog:
-        watchdog = Watchdog(scene.consumer, patience_s=LONG_S)
-        thread = threading.Thread(target=watchdog.run, daemon=True)
-        started.append((watchdog, thread))
-        thread.start()
+        watchdog = Watchdog(scene.consumer, Keeper(scene.consumer.connect), patience_s=LONG_S)
+        started.append(watchdog)
+        watchdog.start()
         wait_until(lambda: is_visible(scene), "its watchdog is subscribed")
         return watchdog
 
     yield start
     scene.restore()
-    for watchdog, thread in started:
+    for watchdog in started:
         watchdog.stop()
-        thread.join(20)
-        assert not thread.is_alive()
+        wait_until(lambda watchdog=watchdog: not watchdog.is_alive(), "its watchdog has ended", 20)
 
 
 def is_visible(scene: Scene) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 
-from celery_delayq.fetching.native import Errands
+from celery_delayq.basics.native import Errands
 from tests.support import wait_until
 
 

@@ -41,6 +41,11 @@ def start_native_thread(target: Callable[[], None]) -> None:
     _original("start_new_thread")(target, ())
 
 
+def native_lock() -> Any:
+    """Return a lock for threads of the operating system, even if `threading` is monkey-patched."""
+    return _original("allocate_lock")()
+
+
 class Errands:
     """What may take long, and nobody waits for: one native thread does it, in order, while there is something to do.
 
@@ -50,7 +55,7 @@ class Errands:
     def __init__(self, most: int = 10_000) -> None:
         self._todo: deque[Callable[[], object]] = deque()
         self._most = most
-        self._is_at_work = _original("allocate_lock")()
+        self._is_at_work = native_lock()
 
     def add(self, errand: Callable[[], object]) -> None:
         """Have something done soon. Never raises."""

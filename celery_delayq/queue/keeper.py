@@ -1,0 +1,277 @@
+"""Keeper: the thread, with two connections, that does for a process at one server what must not wait for its tasks.
+
+What it does are *duties*: to transfer what is due, and to look after a consumer. They share one client, one
+subscription, and one way to survive an outage.
+
+What holds up what
+    Duties take turns, in steps that take some ms at most. The first one, the transfer, is the punctual one: it says
+    when it has something to do next, and the others put off what would take them beyond that.
+
+Errors
+    If the connection for commands is lost, or the server cannot serve, all duties begin anew with another one. If only
+    the subscription is lost, they begin anew with the same client, which may be all that the server has for them. What
+    else goes wrong concerns the duty that met it: it begins anew after a pause, and the others go on.
+"""
+
+from __future__ import annotations
+
+import atexit
+import math
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, closing, contextmanager
+from logging import getLogger
+from typing import Protocol
+
+import redis
+from redis import exceptions
+
+from celery_delayq.basics.descriptors import Waker, ready
+from celery_delayq.basics.native import has_greenlets, native_ident, native_lock, start_native_thread
+from celery_delayq.queue.connections import CONNECTION_ERRORS, LATE_S, Outage
+from celery_delayq.queue.subscription import Heard, Subscription
+
+logger = getLogger(__name__)
+
+#: How much is heard before the duties work again, at most.
+_MOST_HEARD = 1000
+
+#: How long the end of the process waits for a keeper if there are greenlets, in seconds.
+_EXIT_S = 2.0
+
+
+class Duty(Protocol):
+    """Something that a keeper does, step by step. The keeper's thread calls everything here.
+
+    Attributes:
+        outage: whether it is interrupted.
+    """
+
+    outage: Outage
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it is to end: nothing is left to do, or nobody wants it any more."""
+
+    def connected(self, client: redis.Redis) -> None:
+        """Begin anew with a client. Nothing is heard yet."""
+
+    def subscribed(self, subscription: Subscription) -> None:
+        """Say what is to be heard."""
+
+    def heard(self, heard: Heard) -> None:
+        """Hear something, perhaps for another duty."""
+
+    def work(self, until: float) -> float:
+        """Do what is to be done now, for some ms.
+
+        Args:
+            until: when another duty has to work. What takes longer should wait, unless it has waited for long.
+
+        Returns:
+            When to work next; like `until`, on the monotonic clock.
+        """
+
+    def disconnected(self) -> None:
+        """Forget the client and the subscription: they are lost."""
+
+    def end(self) -> None:
+        """Do what is left to do. It is connected, unless `disconnected` was called since."""
+
+
+class Keeper:
+    """Keeps any number of duties at one server. Its thread begins with the first one and ends after the last.
+
+    It is a thread of the operating system, even if gevent replaces Python's threads by greenlets: a greenlet would
+    starve while a task computes for long. Any thread may call the methods, signal handlers, too. A forked child has
+    no thread, and they do nothing.
+
+    Args:
+        connect: called for every (re)connection; returns a context manager that gives a client with its own
+            connections, and closes them. A `redis.Redis` is such a context manager.
+    """
+
+    def __init__(self, connect: Callable[[], AbstractContextManager[redis.Redis]]) -> None:
+        self._connect = connect
+        self._duties: list[Duty] = []
+        self._pid = os.getpid()
+        #: The thread has it.
+        self._at_work = native_lock()
+        self._thread = 0
+        self._waker: Waker | None = None
+        self._is_exiting = False
+        # What belongs to one subscription.
+        #: Those that have begun -> whether they hear.
+        self._begun: dict[Duty, bool] = {}
+        #: Those that are interrupted alone -> when they begin anew (monotonic).
+        self._again_at: dict[Duty, float] = {}
+
+    def add(self, duty: Duty, *, is_punctual: bool = False) -> None:
+        """Begin with a duty.
+
+        Raises:
+            RuntimeError, OSError: the process may have no more threads, or no more descriptors.
+        """
+        self._duties.insert(0 if is_punctual else len(self._duties), duty)
+        try:
+            self._begin()
+        except BaseException:
+            self._duties.remove(duty)
+            raise
+        self.wake()
+
+    def has(self, duty: Duty) -> bool:
+        """Return whether a duty was added and has not ended yet."""
+        return duty in self._duties
+
+    def wake(self) -> None:
+        """Let all duties work now."""
+        waker = self._waker
+        if waker is not None:
+            waker.wake()
+
+    def end(self, duty: Duty, timeout_s: float) -> None:
+        """End a duty that is over now; wait for that at most so many seconds. Its own thread does not wait."""
+        self.wake()
+        self._wait(lambda: not self.has(duty), timeout_s)
+
+    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
+        until = time.monotonic() + timeout_s
+        if os.getpid() == self._pid and native_ident() != self._thread:
+            while not is_done() and time.monotonic() < until:
+                time.sleep(0.005)
+
+    def _begin(self) -> None:
+        if not self._duties or not self._at_work.acquire(False):
+            return
+        try:
+            self._waker = Waker()
+            if has_greenlets():
+                atexit.register(self._exit)
+            start_native_thread(self._run)
+        except BaseException:
+            self._waker = None
+            self._at_work.release()
+            raise
+
+    def _exit(self) -> None:
+        """End as the process ends: a system thread that uses greenlets must not outlive the interpreter."""
+        self._is_exiting = True
+        self.wake()
+        self._wait(lambda: not self._at_work.locked(), _EXIT_S)
+
+    # -- its own thread
+
+    def _run(self) -> None:
+        self._thread = native_ident()
+        try:
+            while self._has_duties():
+                try:
+                    with self._connect() as client:
+                        self._serve(client)
+                except Exception as exc:
+                    self._interrupted(exc)
+        finally:
+            atexit.unregister(self._exit)
+            self._waker = None  # its pipe is closed. Nothing else may keep it: an error may keep what calls had
+            self._thread = 0
+            self._at_work.release()
+        self._begin()  # a duty may have come since
+
+    def _has_duties(self) -> bool:
+        """End the duties that are over; return whether any is left."""
+        for duty in tuple(self._duties):
+            if self._is_exiting or duty.is_over:
+                try:
+                    duty.end()
+                except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
+                    logger.debug("%r cannot end as it should: %s", duty, exc)
+                except Exception:
+                    logger.exception("%r failed as it ended", duty)
+                self._duties.remove(duty)
+                self._begun.pop(duty, None)
+                self._again_at.pop(duty, None)
+        return bool(self._duties)
+
+    def _serve(self, client: redis.Redis) -> None:
+        """Work as long as the connection for commands lasts; the subscription may be lost alone."""
+        while self._has_duties():
+            self._turn(client, None)
+            try:
+                subscription = Subscription(client.connection_pool)
+            except CONNECTION_ERRORS as exc:
+                self._interrupted(exc)
+                continue
+            with closing(subscription):
+                lost = self._listen(client, subscription)
+            if lost is not None:
+                self._interrupted(lost)
+
+    def _listen(self, client: redis.Redis, subscription: Subscription) -> Exception | None:
+        """Work until no duty is left; returns the error if the subscription is lost."""
+        waker = self._waker
+        assert waker is not None
+        while self._has_duties():
+            next_at = self._turn(client, subscription)
+            wait_s = min(max(0.0, next_at - time.monotonic()), LATE_S)
+            some: list[Heard] = []
+            try:
+                while len(some) < _MOST_HEARD and (heard := subscription.hear(wait_s, waker.fileno())):
+                    some.append(heard)
+                    wait_s = 0.0
+            except CONNECTION_ERRORS as exc:
+                return exc
+            waker.drain()
+            for heard in some:
+                for duty in [duty for duty, hears in self._begun.items() if hears]:
+                    with self._alone(duty):
+                        duty.heard(heard)
+        return None
+
+    def _turn(self, client: redis.Redis, subscription: Subscription | None) -> float:
+        """Let each duty work, if there is a subscription; return when one has to work next."""
+        next_at = math.inf
+        for duty in tuple(self._duties):
+            again_at = self._again_at.get(duty, 0.0)
+            if again_at > time.monotonic():
+                next_at = min(next_at, again_at)
+                continue
+            with self._alone(duty):
+                if duty not in self._begun:
+                    self._again_at.pop(duty, None)
+                    duty.connected(client)
+                    self._begun[duty] = False
+                if subscription is not None:
+                    if not self._begun[duty]:
+                        duty.subscribed(subscription)
+                        self._begun[duty] = True
+                    next_at = min(next_at, duty.work(next_at))
+        return min([next_at, *self._again_at.values()])
+
+    @contextmanager
+    def _alone(self, duty: Duty) -> Iterator[None]:
+        """What goes wrong in the block concerns only this duty, unless it is an error of the connection."""
+        try:
+            yield
+        except CONNECTION_ERRORS:
+            raise
+        except Exception as exc:
+            duty.disconnected()
+            self._begun.pop(duty, None)
+            self._again_at[duty] = time.monotonic() + duty.outage.note(exc)
+
+    def _interrupted(self, exc: Exception) -> None:
+        """Note that all duties are interrupted, and wait before the next attempt; not for those that are over."""
+        self._begun.clear()
+        self._again_at.clear()
+        for duty in tuple(self._duties):
+            duty.disconnected()
+        if not self._has_duties():
+            return
+        until = time.monotonic() + min(duty.outage.note(exc) for duty in tuple(self._duties))
+        waker = self._waker
+        assert waker is not None
+        while self._has_duties() and (left_s := until - time.monotonic()) > 0:
+            ready([waker], [], left_s)
+            waker.drain()
