@@ -174,10 +174,20 @@ class Keeper:
                     self._interrupted(exc)
         finally:
             atexit.unregister(self._exit)
-            self._waker = None  # its pipe is closed. Nothing else may keep it: an error may keep what calls had
+            self._waker = None  # its pipe is closed. Nothing else may keep it, as an error may keep what calls had
             self._thread = 0
             self._at_work.release()
         self._begin()  # a duty may have come since
+
+    @property
+    def _woken_fd(self) -> int:
+        """What can be read after `wake`."""
+        assert self._waker is not None
+        return self._waker.fileno()
+
+    def _drain(self) -> None:
+        assert self._waker is not None
+        self._waker.drain()
 
     def _has_duties(self) -> bool:
         """End the duties that are over; return whether any is left."""
@@ -210,19 +220,17 @@ class Keeper:
 
     def _listen(self, client: redis.Redis, subscription: Subscription) -> Exception | None:
         """Work until no duty is left; returns the error if the subscription is lost."""
-        waker = self._waker
-        assert waker is not None
         while self._has_duties():
             next_at = self._turn(client, subscription)
             wait_s = min(max(0.0, next_at - time.monotonic()), LATE_S)
             some: list[Heard] = []
             try:
-                while len(some) < _MOST_HEARD and (heard := subscription.hear(wait_s, waker.fileno())):
+                while len(some) < _MOST_HEARD and (heard := subscription.hear(wait_s, self._woken_fd)):
                     some.append(heard)
                     wait_s = 0.0
             except CONNECTION_ERRORS as exc:
                 return exc
-            waker.drain()
+            self._drain()
             for heard in some:
                 for duty in [duty for duty, hears in self._begun.items() if hears]:
                     with self._alone(duty):
@@ -270,8 +278,6 @@ class Keeper:
         if not self._has_duties():
             return
         until = time.monotonic() + min(duty.outage.note(exc) for duty in tuple(self._duties))
-        waker = self._waker
-        assert waker is not None
         while self._has_duties() and (left_s := until - time.monotonic()) > 0:
-            ready([waker], [], left_s)
-            waker.drain()
+            ready([self._woken_fd], [], left_s)
+            self._drain()
