@@ -50,7 +50,7 @@ def test_a_queue_takes_one_connection_that_waits(ours: Broker, server: PrivateRe
     with consuming(ours, "q1", "q2", "q3") as reader, server.client() as client:
         waits(reader, client, 3)
         told(reader, client)
-        assert len(client.client_list(_type="pubsub")) == 2  # the watchdog's and the transfer loop's
+        assert len(client.client_list(_type="pubsub")) == 1  # the keeper's
         assert client.info("stats")["tracking_total_keys"] == 3 * 3
 
 

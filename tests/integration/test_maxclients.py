@@ -66,7 +66,9 @@ def test_leases_and_transfers_come_first(ledger: Ledger) -> None:
             client.client_kill_filter(_id=subscription)
             worker.wait_for_log("its limit maxclients of 1 is reached")
             wait_until(lambda: client.info("clients")["blocked_clients"] == 0, "it waits no more")
-            client.config_set("maxclients", len(client.client_list()) + 2)  # one for the keeper, one to see what is paused
+            client.config_set(
+                "maxclients", len(client.client_list()) + 2
+            )  # one for the keeper, one to see what is paused
             ids = [note.apply_async(countdown=0.2).id for _ in range(3)]
             wait_until(lambda: ledger.has(ids), "all have run")
 
