@@ -148,14 +148,14 @@ class Keeper:
         try:
             self._waker = Waker()
             if has_greenlets():
-                atexit.register(self._exit)
+                atexit.register(self._end_all)
             start_native_thread(self._run)
         except BaseException:
             self._waker = None
             self._at_work.release()
             raise
 
-    def _exit(self) -> None:
+    def _end_all(self) -> None:
         """End as the process ends: a system thread that uses greenlets must not outlive the interpreter."""
         self._is_exiting = True
         self.wake()
@@ -173,7 +173,7 @@ class Keeper:
                 except Exception as exc:
                     self._interrupted(exc)
         finally:
-            atexit.unregister(self._exit)
+            atexit.unregister(self._end_all)
             self._waker = None  # its pipe is closed. Nothing else may keep it, as an error may keep what calls had
             self._thread = 0
             self._at_work.release()

@@ -1,4 +1,4 @@
-"""A keeper: one thread and two connections for a transfer loop and the watchdogs of consumers, none of which disturbs another."""
+"""A keeper: one thread and two connections for a loop and watchdogs, none of which disturbs another."""
 
 from __future__ import annotations
 
