@@ -28,7 +28,7 @@
     last_delivery  delivers a message alone before it becomes a dead letter
     refusal     sets aside messages that no consumer can take
     urls        the URL schemes, and how kombu reads them
-    connector   connections for the transfer loop
+    connector   connections for keepers and planners
     threads     in which calls of coroutines wait
     sentinel    leaves a master when Sentinel has named another one
     known       the connections of this process: a master may have to be left, and a forked child closes its copies

@@ -1,4 +1,4 @@
-"""Connector: opens connections for the transfer loop, with the parameters of a kombu connection."""
+"""Connector: opens connections for keepers and planners, with the parameters of a kombu connection."""
 
 from __future__ import annotations
 
