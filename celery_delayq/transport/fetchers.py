@@ -51,6 +51,8 @@ class Fetchers:
         #: When one had messages last (monotonic).
         self._found_at = 0.0
         self._is_ending_waits = False
+        #: The consumed queues, each once; None after they have changed.
+        self._consumed: list[str] | None = None
         self._paused: frozenset[str] = frozenset()
         #: Whether leases on paused lists may be missing.
         self._has_new_lists = True
@@ -63,7 +65,9 @@ class Fetchers:
 
     def consumed_at(self, server: str) -> list[str]:
         """Return the consumed queues whose lists are at a server, each once."""
-        return list(dict.fromkeys(self._channel.task_queues.values()))
+        if self._consumed is None:
+            self._consumed = list(dict.fromkeys(self._channel.task_queues.values()))
+        return self._consumed
 
     def queues_at(self, server: str) -> list[str]:
         """Return those of them that are not paused."""
@@ -95,6 +99,7 @@ class Fetchers:
 
     def on_queues_changed(self) -> None:
         """Follow a change of `channel.task_queues`, or of the paused ones."""
+        self._consumed = None
         self._has_new_lists = True
         self._try_each(Fetcher.on_queues_changed)
 

@@ -20,6 +20,10 @@ T = TypeVar("T")
 #: Pause before a list that the server refused (its memory is full, for example) is tried again, in seconds.
 _REFUSED_S = 1.0
 
+#: How many queues have a connection that waits, and how many busy lists of more queues: a worker that gets too busy to
+#: wait has to end each wait, and to begin it anew later.
+MOST_WAITS = 16
+
 #: The same for a list whose slot is on its way to another node, in seconds.
 _MOVING_S = 0.1
 
@@ -68,6 +72,11 @@ class Lists:
         names = [self._names_of(queue) for queue in queues]
         for at_priority in zip(*names, strict=True):
             yield from zip(queues, at_priority, strict=True)
+
+    @property
+    def are_of_many_queues(self) -> bool:
+        """Whether there are too many queues for a connection each."""
+        return len(self._queues()) > MOST_WAITS
 
     def is_first(self, queue: str, name: str) -> bool:
         """Return whether a list is that of the queue's highest priority."""

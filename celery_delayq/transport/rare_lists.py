@@ -2,6 +2,7 @@
 
 A connection that waits with BLMOVE is as fast as can be, and takes one list. A queue has one for each priority, and
 most priorities of most queues are never used. A list that is used often is not rare, and takes a connection of its own.
+With more queues than a worker should wait for, the first list of a queue is rare, too, until it is used often.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from logging import getLogger
 
@@ -54,7 +55,8 @@ class RareLists:
         self._cycle = cycle
         self._conversation = conversation
         self._slot_of = slot_of
-        self._is_allowed = True
+        #: Whether there may be any: the server tells of them.
+        self.are_allowed = True
         #: The lists of which the server will tell, the connections that see to that, and until when it is believed.
         self._awaited: set[str] = set()
         self._told_by: ToldBy | None = None
@@ -64,11 +66,10 @@ class RareLists:
         self._times: dict[str, deque[float]] = {}
         conversation.on_changed = partial(call_of, weakref.ref(self), "on_changed")
 
-    def may_have(self, name: str) -> bool:
-        """Return whether a list may be one of them: the server allows it, and the list is not used often."""
+    def is_busy(self, name: str) -> bool:
+        """Return whether a list is used so often that it should have a connection of its own."""
         times = self._times.get(name)
-        is_busy = times is not None and len(times) == _BUSY_TIMES and time.monotonic() - times[0] < _BUSY_S
-        return self._is_allowed and not is_busy
+        return times is not None and len(times) == _BUSY_TIMES and time.monotonic() - times[0] < _BUSY_S
 
     def may_have_messages(self, name: str) -> bool:
         """Return whether there may be a message in a list."""
@@ -78,7 +79,7 @@ class RareLists:
         """Record that there was no message in a list. Call `wait` next."""
         self._filled.discard(name)
 
-    def wait(self, names: Sequence[str]) -> None:
+    def wait(self, names: Collection[str]) -> None:
         """Ask the server whether there are messages in these lists, and otherwise to tell when there are.
 
         Those that have messages, or of which it does not tell, `may_have_messages` from then on.
@@ -107,7 +108,7 @@ class RareLists:
         if is_asked and is_first:
             self._told_by = self._conversation.told_by
             self._believed_until = time.monotonic() + TRUST_S * min(len(groups), _MOST_TRUST)
-        if not is_asked and self._is_allowed:
+        if not is_asked and self.are_allowed:
             self._cycle.wake_in(_DEAF_S)
 
     def on_answer(self, groups: Sequence[Sequence[str]], answer: list[int] | Exception) -> None:
@@ -157,4 +158,4 @@ class RareLists:
             "TRACKING, CLIENT CACHING, CLIENT INFO and EXISTS",
             exc,
         )
-        self._is_allowed = False
+        self.are_allowed = False

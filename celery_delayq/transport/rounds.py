@@ -104,13 +104,18 @@ class Rounds:
 
     def _begin(self, station: Station) -> None:
         self._idle = []
+        consumer, rare_lists = station.consumer, station.rare_lists
         # Join all lists, even if the first has messages: a consumer sees gone ones only on lists that it has joined.
-        lists = [it for it in self._lists.in_order() if self._lists.attempt(it[1], _join, station.consumer, it[1])]
-        rare = [name for queue, name in lists if self._is_rare(station, queue, name)]
+        lists = [
+            (queue, name)
+            for queue, name in self._lists.in_order()
+            if (name in consumer.names and name in consumer.lists) or self._lists.attempt(name, _join, consumer, name)
+        ]
+        rare = {name for queue, name in lists if self._is_rare(station, queue, name)}
         if rare:
-            station.rare_lists.wait(rare)
+            rare_lists.wait(rare)
         if lists:  # on a cluster, the last queue may have moved to another node just now
-            self._to_ask = deque(it for it in lists if it[1] not in rare or station.rare_lists.may_have_messages(it[1]))
+            self._to_ask = deque(it for it in lists if it[1] not in rare or rare_lists.may_have_messages(it[1]))
 
     def _ask_next(self, station: Station) -> None:
         """Ask the next list, if the server would not have told of its messages."""
@@ -175,17 +180,26 @@ class Rounds:
             redis.ConnectionError: the server is away.
         """
         idle, self._idle, self._to_ask = self._idle, [], None
-        rare = [name for queue, name in idle if self._is_rare(station, queue, name)]
+        rare: list[str] = []
         for queue, name in idle:
-            if name not in rare:
+            if self._is_rare(station, queue, name):
+                rare.append(name)
+            else:
                 self._lists.attempt(name, self._waits.arm, queue, name)
         if rare:
             station.rare_lists.wait(rare)
 
     def _is_rare(self, station: Station, queue: str, name: str) -> bool:
-        """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy."""
-        is_common = self._lists.is_first(queue, name) or self._waits.has(name)
-        return not is_common and station.rare_lists.may_have(name)
+        """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy.
+
+        With many queues, the first ones do not take any either, nor do many busy ones.
+        """
+        rare_lists = station.rare_lists
+        if self._waits.has(name) or not rare_lists.are_allowed:
+            return False
+        if self._lists.is_first(queue, name) and not self._lists.are_of_many_queues:
+            return False
+        return self._waits.are_many or not rare_lists.is_busy(name)
 
 
 def _join(consumer: Consumer, name: str) -> bool:

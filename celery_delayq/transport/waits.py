@@ -10,7 +10,7 @@ from redis import exceptions
 
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.queue.connections import NOT_SERVING, close_idle, passing_refusal, refusals
-from celery_delayq.transport.lists import Lists
+from celery_delayq.transport.lists import MOST_WAITS, Lists
 from celery_delayq.transport.protocols import Cycle, Taker
 from celery_delayq.transport.slots import Slot
 
@@ -49,6 +49,11 @@ class Waits:
     def all(self) -> Collection[Slot]:
         """All connections."""
         return list(self._slots.values())
+
+    @property
+    def are_many(self) -> bool:
+        """Whether no further list should have a connection."""
+        return len(self._slots) >= MOST_WAITS
 
     @property
     def are_armed(self) -> bool:

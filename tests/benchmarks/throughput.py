@@ -14,8 +14,8 @@ from tests.benchmarks.scale import Scale
 from tests.benchmarks.worker import BenchWorker, worker_pair
 from tests.support import wait_until
 
-#: Pool -> how many times stock's rate it should reach.
-_POOLS = {"prefork": 1.8, "solo": 2.5}
+#: Pool and number of queues -> how many times stock's rate it should reach.
+_RUNS = {("prefork", 1): 1.8, ("solo", 1): 2.5, ("prefork", 100): 1.0}
 
 #: What scripts of ours call while they fetch; the server counts it as if a client had sent it.
 _CALLED_BY_SCRIPTS = {"rpop", "lpush", "llen", "zscore"}
@@ -23,7 +23,6 @@ _CALLED_BY_SCRIPTS = {"rpop", "lpush", "llen", "zscore"}
 #: What the measurement itself sends.
 _OURS = {"llen", "info", "config|resetstat", "rename"}
 
-_QUEUE = "celery"
 _DEADLINE_S = 300
 
 
@@ -36,11 +35,12 @@ def run(scale: Scale) -> Report:
             "Both workers run all the time; one of them has nothing to do.",
         ],
     )
-    for pool, times in _POOLS.items():
-        rate = report.figure(f"{pool}: rate", "tasks/s", target=Target(times, at_most=False, ratio=True))
-        commands = report.figure(f"{pool}: commands a task", "", target=Target(2.0))
-        server = report.figure(f"{pool}: Redis' time a task", "µs")
-        with worker_pair(pool) as workers:
+    for (pool, queues), times in _RUNS.items():
+        what = pool if queues == 1 else f"{pool}, {queues} queues"
+        rate = report.figure(f"{what}: rate", "tasks/s", target=Target(times, at_most=False, ratio=True))
+        commands = report.figure(f"{what}: commands a task", "", target=Target(2.0))
+        server = report.figure(f"{what}: Redis' time a task", "µs")
+        with worker_pair(pool, [f"q{number}" for number in range(queues)]) as workers:
             drains = {name: partial(_drain, worker, scale.backlog // turns) for name, worker in workers.items()}
             for name, results in in_turns(turns, drains).items():
                 for tasks_per_s, commands_per_task, us_per_task in results:
@@ -53,12 +53,14 @@ def run(scale: Scale) -> Report:
 def _drain(worker: BenchWorker, count: int) -> tuple[float, float, float]:
     """Let a worker run so many tasks; return tasks a second, and commands and the server's µs a task."""
     client = worker.client
-    copier = Copier(worker.app, client, "empty")
-    copier.prepare(range(count))
+    copiers = [Copier(worker.app, client, "empty", queue) for queue in worker.queues]
+    for copier in copiers:
+        copier.prepare(range(count // len(copiers)))
     client.config_resetstat()
     began = time.perf_counter()
-    copier.release()
-    wait_until(lambda: not client.llen(_QUEUE), "the backlog is gone", _DEADLINE_S)
+    for copier in copiers:
+        copier.release()
+    wait_until(lambda: not any(map(client.llen, worker.queues)), "the backlog is gone", _DEADLINE_S)
     seconds = time.perf_counter() - began
     calls, us = _commands(client)
     return count / seconds, calls / count, us / count

@@ -117,18 +117,20 @@ class BenchWorker(CeleryCommand):
 
 
 @contextmanager
-def worker_pair(pool: str = "prefork") -> Iterator[dict[str, BenchWorker]]:
+def worker_pair(pool: str = "prefork", queues: Sequence[str] = ()) -> Iterator[dict[str, BenchWorker]]:
     """Give a worker of each variant, on servers of their own; the one that is not measured has nothing to do."""
     with ExitStack() as stack:
         servers = {variant: stack.enter_context(PrivateRedis()) for variant in (STOCK, OURS)}
-        yield stack.enter_context(workers_on({name: server.port for name, server in servers.items()}, pool))
+        yield stack.enter_context(workers_on({name: server.port for name, server in servers.items()}, pool, queues))
 
 
 @contextmanager
-def workers_on(ports: Mapping[str, int], pool: str = "prefork") -> Iterator[dict[str, BenchWorker]]:
+def workers_on(
+    ports: Mapping[str, int], pool: str = "prefork", queues: Sequence[str] = ()
+) -> Iterator[dict[str, BenchWorker]]:
     """Give a worker of each variant, on the server at its port."""
     with ExitStack() as stack:
-        workers = {name: BenchWorker(name, port, pool) for name, port in ports.items()}
+        workers = {name: BenchWorker(name, port, pool, queues=queues) for name, port in ports.items()}
         for worker in workers.values():
             stack.push(worker)
             worker.start()

@@ -95,6 +95,43 @@ def test_a_list_that_is_busy_gets_a_connection_of_its_own(ours: Broker, server: 
         waits(reader, client, 2)
 
 
+MANY = [f"q{number}" for number in range(20)]
+
+
+def test_with_many_queues_only_busy_ones_take_a_connection(ours: Broker, server: PrivateRedis) -> None:
+    with consuming(ours, *MANY) as reader, server.client() as client:
+        told(reader, client)
+        count = 0
+        for name in MANY:
+            publish(ours, name, name)
+            count += 1
+            assert reader.drain(count)[-1] == name
+        waits(reader, client, 0)
+        for number in range(30):
+            publish(ours, "q7", number)
+            count += 1
+            reader.drain(count)
+        waits(reader, client, 1)
+        for number in range(30):
+            for name in MANY:
+                publish(ours, name, number)
+            count += len(MANY)
+            reader.drain(count)
+        waits(reader, client, 16)
+        for name in MANY:
+            publish(ours, name, name, priority=6)
+        assert sorted(reader.drain(count + len(MANY))[count:]) == sorted(MANY)
+
+
+def test_the_messages_of_many_queues_come_one_from_each(ours: Broker) -> None:
+    for name in MANY:
+        publish(ours, name, *[name] * 3)
+    with consuming(ours, *MANY, prefetch=1) as reader:
+        found = reader.drain(3 * len(MANY))
+    for start in range(0, len(found), len(MANY)):
+        assert sorted(found[start : start + len(MANY)]) == sorted(MANY)
+
+
 def test_channels_share_it(ours: Broker, server: PrivateRedis) -> None:
     """The server tells one connection only."""
     with ours.connection.clone() as connection, server.client() as client:
