@@ -98,7 +98,10 @@ def test_a_list_that_is_busy_gets_a_connection_of_its_own(ours: Broker, server: 
 MANY = [f"q{number}" for number in range(20)]
 
 
-def test_with_many_queues_only_busy_ones_take_a_connection(ours: Broker, server: PrivateRedis) -> None:
+def test_with_many_queues_only_busy_ones_take_a_connection(
+    ours: Broker, server: PrivateRedis, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_BUSY_S", 600.0)
     with consuming(ours, *MANY) as reader, server.client() as client:
         told(reader, client)
         count = 0
