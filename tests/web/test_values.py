@@ -96,7 +96,7 @@ def test_data_may_be_anything() -> None:
     for _ in range(100_000):
         deep = [deep]
     assert len(as_json(deep)) < 20_000
-    assert as_json(deep, None).endswith("[…")
+    assert len(as_json(deep, None)) < 20_000
     assert as_json({"a": datetime(2030, 1, 1, tzinfo=timezone.utc)}) == '{\n  "a": "2030-01-01 00:00:00+00:00"\n}'
     while isinstance(deep, list) and deep:  # taken apart here: the interpreter would recurse
         deep = deep[0]
