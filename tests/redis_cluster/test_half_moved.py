@@ -6,9 +6,11 @@ from contextlib import ExitStack
 from itertools import count
 
 import pytest
+from redis import exceptions
 
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.cluster.client import Routed
+from celery_delayq.queue import scripts
 from celery_delayq.queue.delayed_queue import DelayedQueue
 from celery_delayq.queue.keys import QueueKeys
 from celery_delayq.transfer.settings import TransferSettings
@@ -80,6 +82,26 @@ def test_a_worker_starts_meanwhile(cluster: Cluster, ledger: Ledger, tag: str) -
             wait_until(lambda: ledger.has(held_up), "what was held up runs when the slot has moved")
             assert len(ledger.runs()) == len(held_up) + len(ids), "nothing runs twice"
             assert "Traceback" not in worker.log
+
+
+def test_a_fetch_that_empties_a_list_returns_its_messages(cluster: Cluster) -> None:
+    """The server then takes the list for one that has moved, and refuses to read it once more."""
+    keys, source = QueueKeys.of("q"), cluster.owner("q")
+    client, target = source.client, other_than(cluster, source)
+    client.zadd(keys.consumers, {"me": FAR})
+    client.lpush(keys.in_flight("me"), "before")
+    client.lpush("q", "1", "2")
+    target.client.execute_command("CLUSTER", "SETSLOT", slot_of("q"), "IMPORTING", source.id)
+    client.execute_command("CLUSTER", "SETSLOT", slot_of("q"), "MIGRATING", target.id)
+    try:
+        fetch = scripts.fetch(keys, consumer="me", limit=10)
+        assert fetch.run(client) == [b"1", b"2"]
+        assert client.lrange(keys.in_flight("me"), 0, -1) == [b"2", b"1", b"before"]
+        with pytest.raises(exceptions.ResponseError):
+            fetch.run(client)
+    finally:
+        for node in (source, target):
+            node.client.execute_command("CLUSTER", "SETSLOT", slot_of("q"), "STABLE")
 
 
 def test_a_check_names_the_slot_and_what_mends_it(cluster: Cluster, ledger: Ledger) -> None:

@@ -25,8 +25,12 @@ redis.call('LLEN', in_flight)
 local messages, bytes = {}, 0
 while #messages < limit and bytes < MAX_BYTES do
     -- Not LMOVE: a server that is out of memory refuses it. But after a script has removed something, it may add.
-    local message = redis.call('RPOP', queue)
-    if not message then
+    local message = redis.pcall('RPOP', queue)
+    if type(message) == 'table' and #messages == 0 then
+        return message
+    end
+    -- If its slot is on its way to another node, an empty list is refused: it may be there by now.
+    if type(message) ~= 'string' then
         break
     end
     redis.call('LPUSH', in_flight, message)
