@@ -18,6 +18,7 @@ a delayed message: a program may have thousands of such lists, with names that n
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
 from itertools import islice
 from logging import getLogger
 from typing import ClassVar
@@ -26,7 +27,6 @@ import redis
 from redis import exceptions
 from redis.client import NEVER_DECODE
 
-from celery_delayq.basics.native import native_lock
 from celery_delayq.queue import keys, scripts
 from celery_delayq.queue.connections import CONNECTION_ERRORS, at_server_of, hurried, is_cluster, passing_refusal
 from celery_delayq.queue.entry import pairs
@@ -63,7 +63,7 @@ class Registry:
         self.client = hurried(client)
         self.key = keys.registry(keyprefix)
         #: For loops of all masters, which share it: one after the other, they need one connection.
-        self.turn = native_lock()
+        self.turn: AbstractContextManager[object] = nullcontext()
 
     def add(self, name: str) -> bool:
         """Register a name, and return whether that was possible. Announce it if it is new.

@@ -22,7 +22,7 @@ _REFUSED_S = 1.0
 
 #: How many queues have a connection that waits, and how many busy lists of more queues: a worker that gets too busy to
 #: wait has to end each wait, and to begin it anew later.
-MOST_WAITS = 16
+MOST_WAITS = 32
 
 #: The same for a list whose slot is on its way to another node, in seconds.
 _MOVING_S = 0.1

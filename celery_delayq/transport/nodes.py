@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+from celery_delayq.basics.native import native_lock
 from celery_delayq.cluster.client import Routed, own_connections
 from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
@@ -33,6 +34,7 @@ class Nodes:
         if self._registry is None:
             # All loops wait for whoever reads it. Connections of their own: they close them after use.
             self._registry = Registry(Routed(self.topology.clone(), deadline_s=0), keyprefix)
+            self._registry.turn = native_lock()
         return self._registry
 
     def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:

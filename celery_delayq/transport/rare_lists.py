@@ -36,7 +36,8 @@ _DEAF_S = 1.0
 #: What the server answers if it does not tell now: the connection that hears was lost.
 _DEAF = ("redirect to does not exist", "client is in tracking mode")
 
-#: A list is busy if it was written to so many times within so many seconds. Each time wakes all workers.
+#: A list is busy if it was written to so many times within so many seconds. Each time wakes all workers. The same holds
+#: for how often it was told in vain.
 _BUSY_TIMES, _BUSY_S = 10, 2.0
 
 
@@ -63,21 +64,37 @@ class RareLists:
         self._believed_until = 0.0
         #: The lists that have messages, or may have some.
         self._filled: set[str] = set()
+        #: When the server told of a list, and when that was in vain: it was empty.
         self._times: dict[str, deque[float]] = {}
+        self._vain: dict[str, deque[float]] = {}
+        self._told: set[str] = set()
         conversation.on_changed = partial(call_of, weakref.ref(self), "on_changed")
 
     def is_busy(self, name: str) -> bool:
         """Return whether a list is used so often that it should have a connection of its own."""
-        times = self._times.get(name)
-        return times is not None and len(times) == _BUSY_TIMES and time.monotonic() - times[0] < _BUSY_S
+        return _are_often(self._times.get(name))
+
+    def is_told_in_vain(self, name: str) -> bool:
+        """Return whether the list is empty so often when the server has told of it that it must have a connection.
+
+        Others were faster; or the server tells because it forgets a list, since it remembers only so many.
+        """
+        return _are_often(self._vain.get(name))
 
     def may_have_messages(self, name: str) -> bool:
         """Return whether there may be a message in a list."""
         return name in self._filled
 
+    def is_not_empty(self, name: str) -> None:
+        """Record that there was a message in a list, so that the server has not told of it in vain."""
+        self._told.discard(name)
+
     def is_empty(self, name: str) -> None:
         """Record that there was no message in a list. Call `wait` next."""
         self._filled.discard(name)
+        if name in self._told:
+            self._told.discard(name)
+            self._vain.setdefault(name, deque(maxlen=_BUSY_TIMES)).append(time.monotonic())
 
     def wait(self, names: Collection[str]) -> None:
         """Ask the server whether there are messages in these lists, and otherwise to tell when there are.
@@ -146,6 +163,7 @@ class RareLists:
         for name in names or ():
             if name in self._awaited:  # otherwise it was already told, and is not read yet
                 self._filled.add(name)
+                self._told.add(name)
                 self._awaited.discard(name)
                 self._times.setdefault(name, deque(maxlen=_BUSY_TIMES)).append(time.monotonic())
         self._cycle.on_told()
@@ -159,3 +177,7 @@ class RareLists:
             exc,
         )
         self.are_allowed = False
+
+
+def _are_often(times: deque[float] | None) -> bool:
+    return times is not None and len(times) == _BUSY_TIMES and time.monotonic() - times[0] < _BUSY_S

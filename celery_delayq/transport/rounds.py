@@ -150,6 +150,7 @@ class Rounds:
         else:
             self._lists.accepted(name)
             if found:
+                station.rare_lists.is_not_empty(name)
                 self._to_ask = None
                 self._taker.take(queue, name, found)
                 return
@@ -192,10 +193,10 @@ class Rounds:
     def _is_rare(self, station: Station, queue: str, name: str) -> bool:
         """Return whether a list takes no connection of its own: it is not the first of its queue, nor is it busy.
 
-        With many queues, the first ones do not take any either, nor do many busy ones.
+        With many queues, the first ones do not take any either, nor do many busy ones, unless it is told of in vain.
         """
         rare_lists = station.rare_lists
-        if self._waits.has(name) or not rare_lists.are_allowed:
+        if self._waits.has(name) or not rare_lists.are_allowed or rare_lists.is_told_in_vain(name):
             return False
         if self._lists.is_first(queue, name) and not self._lists.are_of_many_queues:
             return False

@@ -95,7 +95,7 @@ def test_a_list_that_is_busy_gets_a_connection_of_its_own(ours: Broker, server: 
         waits(reader, client, 2)
 
 
-MANY = [f"q{number}" for number in range(20)]
+MANY = [f"q{number}" for number in range(40)]
 
 
 def test_with_many_queues_only_busy_ones_take_a_connection(
@@ -120,10 +120,19 @@ def test_with_many_queues_only_busy_ones_take_a_connection(
                 publish(ours, name, number)
             count += len(MANY)
             reader.drain(count)
-        waits(reader, client, 16)
+        waits(reader, client, 32)
         for name in MANY:
             publish(ours, name, name, priority=6)
         assert sorted(reader.drain(count + len(MANY))[count:]) == sorted(MANY)
+
+
+def test_lists_of_many_queues_that_the_server_forgets_take_a_connection(ours: Broker, server: PrivateRedis) -> None:
+    """It tells of each that it forgets. Otherwise, they would be asked again and again."""
+    with server.client() as client:
+        client.config_set("tracking-table-max-keys", 1)
+    with consuming(ours, *MANY) as reader, server.client() as client:
+        lists = len(MANY) * len(PRIORITIES)
+        wait_until(lambda: reader.wait(0.1) == [] and waiting(client) >= lists - 1, "nearly all wait", 60)
 
 
 def test_the_messages_of_many_queues_come_one_from_each(ours: Broker) -> None:

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.one_server("see redis_cluster/test_connections.py")
 
 _DOCUMENT = Path(__file__).parents[2] / "docs" / "redis.md"
 #: With more queues, none that is not busy takes a connection.
-MANY = 16
+MANY = 32
 
 _QUIET = ("--without-gossip", "--without-mingle")
 
@@ -57,7 +57,7 @@ def connections(admin: redis.Redis) -> int:
     return len(admin.client_list()) - 1
 
 
-@pytest.mark.parametrize("queues", [1, 20])
+@pytest.mark.parametrize("queues", [1, 20, 40])
 @pytest.mark.parametrize(
     ("row", "options"),
     [("with them, as by default", ()), ("a worker without gossip and mingle", _QUIET)],

@@ -55,7 +55,7 @@ def test_a_worker(cluster: Cluster, ledger: Ledger, queues: int, options: tuple[
         expected = (
             documented("for each master of the cluster") * masters
             + documented("for each master with queues of the worker") * with_queues
-            + documented("for each queue, with up to 16 at a master") * queues
+            + documented("for each queue, with up to 32 at a master") * queues
             + documented("for the worker itself")
             + (0 if options else documented("with gossip and mingle, as by default"))
             + (kombu.VERSION < (5, 7) and not options)
