@@ -5,7 +5,7 @@ holding       its base: the messages that it holds, and what becomes of them
 conversation  what it says on its connection, and what it hears
 wire          that connection, on which any number of commands are under way
 resp          reads what comes on it
-identity      connections whose answers nobody reads
+abandoned     connections whose answers nobody reads
 held          a message that a consumer holds, and how it is rewritten for redelivery
 outbox        tells the server what has become of messages: where they go, and the commands for that
 isolation     a message that is held alone

@@ -32,10 +32,10 @@ from redis import exceptions
 
 from celery_delayq.basics.errors import LeaseLost
 from celery_delayq.basics.text import plural
+from celery_delayq.fetching.abandoned import AbandonedConnections
 from celery_delayq.fetching.conversation import Conversation, Found
 from celery_delayq.fetching.held import LOST_LEASES, Redelivery
 from celery_delayq.fetching.holding import HoldingConsumer
-from celery_delayq.fetching.identity import AbandonedConnections
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.wire import Wire

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import redis
 from redis import exceptions
 
-from celery_delayq.fetching.identity import AbandonedConnections
+from celery_delayq.fetching.abandoned import AbandonedConnections
 from celery_delayq.fetching.wire import OnReply, Wire
 from celery_delayq.queue import scripts
 from celery_delayq.queue.call import Call, unwrapped

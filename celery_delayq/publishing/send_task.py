@@ -173,9 +173,9 @@ class SendTask:
         return self._send(Claiming(key, unique), retrying, name, (args, kwargs, *positional), options)
 
     def _task_of(self, name: str) -> Any:
-        """Return the task of a name; None if the app does not know it, or must not be finalized by whoever asks.
+        """Return the task of a name; None if the app does not know it, or only its owner may finalize it.
 
-        Otherwise, it would depend on what was called before whether the app knows its tasks.
+        It is finalized here: before that, an app knows only those of its tasks that were used.
         """
         return self._app.tasks.get(name) if self._app.finalized or self._app.autofinalize else None
 

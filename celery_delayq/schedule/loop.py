@@ -19,10 +19,10 @@ from typing import Any
 import redis
 from redis import exceptions
 
+from celery_delayq.queue.loop_thread import LoopThread
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import TOLERATED_MS
-from celery_delayq.transfer.thread import LoopThread
 
 logger = getLogger(__name__)
 

@@ -5,5 +5,4 @@ served        ServedQueues: which queues the loop serves, and what it knows abou
 settings      how loops behave
 lead          Lead: how long before they are due it moves messages
 failover_log  FailoverLog: notices what a failover lost
-thread        LoopThread: a thread that waits on its own subscription
 """

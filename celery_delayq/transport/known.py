@@ -32,7 +32,7 @@ def is_any(kind: type) -> bool:
 
 def leave(host: str, port: int) -> int:
     """End all known connections to a server; returns their number. Safe in any thread: their users get an error."""
-    from celery_delayq.transfer.thread import interrupt  # which a producer need not load
+    from celery_delayq.queue.loop_thread import interrupt  # which a producer need not load
 
     ended = 0
     for it in all_known():

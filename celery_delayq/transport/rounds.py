@@ -106,6 +106,7 @@ class Rounds:
         self._idle = []
         consumer, rare_lists = station.consumer, station.rare_lists
         # Join all lists, even if the first has messages: a consumer sees gone ones only on lists that it has joined.
+        # With 100 queues, to call `join` for those that it has joined would take a tenth of the time for a message.
         lists = [
             (queue, name)
             for queue, name in self._lists.in_order()

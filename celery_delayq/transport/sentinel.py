@@ -21,7 +21,7 @@ from redis.sentinel import SentinelManagedConnection
 
 from celery_delayq.options.settings import HEALTH_CHECK_S, sentinel_options
 from celery_delayq.queue.connections import as_text
-from celery_delayq.transfer.thread import LoopThread
+from celery_delayq.queue.loop_thread import LoopThread
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import Known, close_sentinels, is_any, known, leave
 

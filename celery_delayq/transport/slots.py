@@ -8,7 +8,7 @@ from typing import Any
 
 from redis import exceptions
 
-from celery_delayq.fetching.identity import BLOCK_S
+from celery_delayq.fetching.abandoned import BLOCK_S
 from celery_delayq.queue.connections import LATE_S, LOST, NOT_SERVING, connection_of
 from celery_delayq.queue.subscription import identify
 

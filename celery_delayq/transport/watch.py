@@ -10,7 +10,7 @@ from celery_delayq.basics.descriptors import Waker, ready
 from celery_delayq.cluster import hanging
 from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
-from celery_delayq.transfer.thread import LoopThread
+from celery_delayq.queue.loop_thread import LoopThread
 from celery_delayq.transport.known import leave
 
 logger = getLogger(__name__)

@@ -17,7 +17,7 @@ import pytest
 import redis
 
 from celery_delayq.basics.errors import LeaseLost
-from celery_delayq.fetching import identity
+from celery_delayq.fetching import abandoned
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.queue import keys, scripts
@@ -447,7 +447,7 @@ class TestTwoAtOnce:
 class TestClosed:
     @pytest.fixture(autouse=True)
     def short_blocks(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(identity, "BLOCK_S", 1.0)
+        monkeypatch.setattr(abandoned, "BLOCK_S", 1.0)
 
     @pytest.mark.parametrize("thread", ["own", "another"])
     def test_while_the_server_is_away(self, lasting: Consumers, thread: str) -> None:

@@ -27,8 +27,8 @@ from kombu.exceptions import OperationalError
 from celery_delayq import DelayQ, NotAllSent
 from celery_delayq.basics import deadline
 from celery_delayq.inspector.away import NodesAway
+from celery_delayq.queue.loop_thread import LoopThread
 from celery_delayq.schedule.api import Schedule
-from celery_delayq.transfer.thread import LoopThread
 from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
 from tests import brokers
