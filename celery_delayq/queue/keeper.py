@@ -1,7 +1,7 @@
 """Keeper: the thread, with two connections, that does for a process at one server what must not wait for its tasks.
 
-What it does are *duties*: to transfer what is due, and to look after a consumer. They share one client, one
-subscription, and one way to survive an outage.
+What it does are *duties*: to transfer what is due, to look after a consumer; at a Redis Sentinel, to follow the
+master. They share one client, one subscription, and one way to survive an outage.
 
 What holds up what
     Duties take turns, in steps that take some ms at most. The first one, the transfer, is the punctual one: it says
@@ -90,10 +90,14 @@ class Keeper:
     Args:
         connect: called for every (re)connection; returns a context manager that gives a client with its own
             connections, and closes them. A `redis.Redis` is such a context manager.
+        begins_after_s: how long after the first duty was added it connects for the first time, in seconds.
     """
 
-    def __init__(self, connect: Callable[[], AbstractContextManager[redis.Redis]]) -> None:
+    def __init__(
+        self, connect: Callable[[], AbstractContextManager[redis.Redis]], *, begins_after_s: float = 0.0
+    ) -> None:
         self._connect = connect
+        self._begins_after_s = begins_after_s
         self._duties: list[Duty] = []
         self._pid = os.getpid()
         #: The thread has it.
@@ -166,6 +170,7 @@ class Keeper:
     def _run(self) -> None:
         self._thread = native_ident()
         try:
+            self._rest(self._begins_after_s)
             while self._has_duties():
                 try:
                     with self._connect() as client:
@@ -275,9 +280,12 @@ class Keeper:
         self._again_at.clear()
         for duty in tuple(self._duties):
             duty.disconnected()
-        if not self._has_duties():
-            return
-        until = time.monotonic() + min(duty.outage.note(exc) for duty in tuple(self._duties))
+        if self._has_duties():
+            self._rest(min(duty.outage.note(exc) for duty in tuple(self._duties)))
+
+    def _rest(self, seconds: float) -> None:
+        """Do nothing for so long, or until no duty is left."""
+        until = time.monotonic() + seconds
         while self._has_duties() and (left_s := until - time.monotonic()) > 0:
             ready([self._woken_fd], [], left_s)
             self._drain()

@@ -76,8 +76,6 @@ def interrupt(sock: Any) -> None:
     if sock is None:
         return
     with suppress(OSError):
-        if isinstance(sock, _socket.socket):
-            # Not the method of `SSLSocket`: it first turns off TLS, and another thread might send just then.
-            _socket.socket.shutdown(sock, socket.SHUT_RDWR)
-        else:
-            sock.shutdown(socket.SHUT_RDWR)
+        # Not the method of `SSLSocket`: it first turns off TLS, and another thread might send just then. Nor that of
+        # gevent's socket, which has the real one in `_sock`: it is for the thread of its hub.
+        _socket.socket.shutdown(getattr(sock, "_sock", sock), socket.SHUT_RDWR)

@@ -8,20 +8,23 @@ All loops, Celery and kombu find the new one as after any lost connection.
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from logging import getLogger
 from typing import Any
 
 import redis
 from kombu.transport import redis as kombu_redis
+from redis import exceptions
 from redis.sentinel import SentinelManagedConnection
 
 from celery_delayq.options.settings import HEALTH_CHECK_S, sentinel_options
-from celery_delayq.queue.connections import as_text
-from celery_delayq.queue.loop_thread import LoopThread
+from celery_delayq.queue.connections import Outage, address_of, as_text
+from celery_delayq.queue.keeper import Keeper
+from celery_delayq.queue.subscription import Heard, Subscription
 from celery_delayq.transport.channel import DelayedChannel
 from celery_delayq.transport.known import Known, close_sentinels, is_any, known, leave
 
@@ -112,80 +115,122 @@ def watch(manager: Any, master_name: str) -> None:
     key = master_name, *sorted((str(place.get("host")), int(place.get("port") or 0)) for place in places)
     found = _watches.get(key)
     if found is None or not found.listens:
-        _watches[key] = found = SentinelWatch(manager, master_name)
-        found.start()
+        _watches[key] = SentinelWatch(manager, master_name)
 
 
-class SentinelWatch(LoopThread):
-    """Listens to one Sentinel at a time, in a thread of its own, while this process has connections; see `watch`."""
+class SentinelWatch:
+    """Listens to one Sentinel at a time while this process has connections to a master: a duty of a keeper.
+
+    Args:
+        manager, master_name: see `watch`.
+
+    Attributes:
+        outage: whether it is interrupted.
+    """
 
     def __init__(self, manager: Any, master_name: str) -> None:
-        super().__init__("delayq-sentinel", logger, "Listening to Redis Sentinel", "A failover is noticed later")
+        self.outage = Outage(logger, "Listening to Redis Sentinel", "A failover is noticed later")
         # With connections of its own: kombu closes those of the manager with its channel.
-        self._pools = [
+        pools = [
             redis.ConnectionPool(
                 pool.connection_class, **{"health_check_interval": HEALTH_CHECK_S, **pool.connection_kwargs}
             )
             for pool in (sentinel.connection_pool for sentinel in manager.sentinels)
         ]
+        self._sentinels = itertools.cycle(pools)  # after each error, the next one
         self._master_name = master_name
+        self._pid = os.getpid()
         self._needed_at = time.monotonic()
+        self._has_ended = False
+        # What belongs to one connection.
+        self._sentinel: redis.Redis | None = None
+        #: The master, as this sentinel knows it.
+        self._known = ("", 0)
+        self._ask_at = 0.0
+        self._keeper = Keeper(self._connect, begins_after_s=_LISTEN_AFTER_S)
+        self._keeper.add(self)
 
     @property
     def listens(self) -> bool:
         """Whether it listens, or will soon, in this process."""
-        return not self.is_stopping and self._pid == os.getpid() and self.is_alive()
+        return not self._has_ended and self._pid == os.getpid() and self._keeper.has(self)
 
-    def run(self) -> None:
-        """Listen until no connection to a master is left. Never raises for server or network errors."""
-        time.sleep(_LISTEN_AFTER_S)
-        while self._is_needed():
-            pool = self._pools[0]
-            try:
-                with closing(redis.Redis(connection_pool=pool).pubsub()) as self._pubsub:
-                    self._listen(redis.Redis(connection_pool=pool))
-            except Exception as exc:
-                self._pools.append(self._pools.pop(0))
-                if not self.is_stopping:
-                    self.outage.begins(exc)
-            finally:
-                pool.disconnect()
+    @contextmanager
+    def _connect(self) -> Iterator[redis.Redis]:
+        pool = next(self._sentinels)
+        try:
+            yield redis.Redis(connection_pool=pool)
+        finally:
+            pool.disconnect()
 
-    def _is_needed(self) -> bool:
+    # -- in the thread of the keeper, see `Duty`
+
+    @property
+    def is_over(self) -> bool:
+        """Whether no connection to a master has been left for a while."""
         if is_any(Managed):
             self._needed_at = time.monotonic()
         elif time.monotonic() > self._needed_at + _IDLE_S:
             # Whoever connects from now on starts another one. Whoever has connected just before needs this one.
-            self.is_stopping = True
-            self.is_stopping = not is_any(Managed)
-        return self.listens
+            self._has_ended = True
+            self._has_ended = not is_any(Managed)
+        return self._has_ended
 
-    def _listen(self, sentinel: redis.Redis) -> None:
-        self._pubsub.subscribe(_CHANNEL)
-        # What this sentinel said while nobody listened. Only its own names of servers are compared: another sentinel
-        # may call the same server by another name.
-        known = self._ask(sentinel)
-        for replica in sentinel.sentinel_slaves(self._master_name):
-            self._leave((replica["ip"], int(replica["port"])), known)
-        while self._is_needed():
-            message = self._pubsub.get_message(timeout=_ASK_S)
-            if message is not None and message["type"] == "message":
-                name, *old = as_text(message["data"]).split(" ")[:3]
-                if name == self._master_name:
-                    self._leave(_address(*old), self._ask(sentinel))
-            elif message is None:
-                before, known = known, self._ask(sentinel)
-                self._leave(before, known)
+    def connected(self, client: redis.Redis) -> None:
+        """Begin anew with a sentinel, if it answers."""
+        self._sentinel = client
+        self._ask()
+
+    def subscribed(self, subscription: Subscription) -> None:
+        """Listen, and learn what this sentinel said while nobody listened."""
+        subscription.subscribe(_CHANNEL)
+        # Only its own names of servers are compared: another sentinel may call the same server by another name.
+        self._known = self._ask()
+        assert self._sentinel is not None
+        for replica in self._sentinel.sentinel_slaves(self._master_name):
+            self._leave((replica["ip"], int(replica["port"])), self._known)
+
+    def heard(self, heard: Heard) -> None:
+        """Leave a master when another one is named."""
+        if heard.channel == _CHANNEL and heard.said:
+            name, *old = heard.said.split(" ")[:3]
+            if name == self._master_name:
+                self._leave(_address(*old), self._ask())
+
+    def work(self, until: float) -> float:
+        """Ask for the master from time to time."""
+        if time.monotonic() >= self._ask_at:
+            before, self._known = self._known, self._ask()
+            self._leave(before, self._known)
             self.outage.ends()
+            self._ask_at = time.monotonic() + _ASK_S
+        return self._ask_at
 
-    def _ask(self, sentinel: redis.Redis) -> tuple[str, int] | None:
-        """Return the address of the master; None if this sentinel does not know it."""
-        address: Any = sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._master_name)
-        return _address(*address) if address else None
+    def disconnected(self) -> None:
+        """Forget the sentinel."""
+        self._sentinel = None
 
-    def _leave(self, old: tuple[str, int] | None, new: tuple[str, int] | None) -> None:
+    def end(self) -> None:
+        """Nothing is left to do."""
+
+    def _ask(self) -> tuple[str, int]:
+        """Return the address of the master.
+
+        Raises:
+            redis.ConnectionError: this sentinel does not know it, or does not tell: the keeper turns to the next one.
+        """
+        assert self._sentinel is not None
+        try:
+            address: Any = self._sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._master_name)
+        except exceptions.ResponseError as exc:
+            raise exceptions.ConnectionError(str(exc)) from exc
+        if not address:
+            raise exceptions.ConnectionError(f"{address_of(self._sentinel)} does not know {self._master_name!r}")
+        return _address(*address)
+
+    def _leave(self, old: tuple[str, int], new: tuple[str, int]) -> None:
         """End the connections to a former master, unless it is the master again."""
-        if old is None or new is None or old == new:
+        if old == new:
             return
         ended = leave(*old)
         if ended:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import multiprocessing
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from celery import Celery
 
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
-from tests.sentinel import Replicated, replicated
+from tests.sentinel import MASTER_NAME, Replicated, replicated
 from tests.support import wait_until
 from tests.worker_app import publisher
 
@@ -45,6 +47,11 @@ def listeners(servers: Replicated) -> int:
     """How many processes listen to the sentinel."""
     with servers.sentinel.client() as sentinel:
         return sum(line["sub"] != "0" for line in sentinel.client_list())
+
+
+def is_listened_to(sentinel: PrivateRedis) -> bool:
+    with sentinel.client() as client:
+        return any(line["sub"] != "0" and not line["name"].startswith("sentinel-") for line in client.client_list())
 
 
 def is_master(server: PrivateRedis) -> bool:
@@ -98,3 +105,57 @@ def test_all_connections_of_a_process_share_one_listener(app: Celery, servers: R
     assert listeners(servers) == 1
     for connection in connections:
         connection.close()
+
+
+@pytest.mark.parametrize("event", ["is away", "does not know the master"])
+def test_another_sentinel_is_listened_to_when_one(event: str, tmp_path: Path, ledger: Ledger) -> None:
+    with replicated(tmp_path, 3) as servers, publisher(servers.url, ledger.url, **servers.conf) as app:
+        assert goes_to(app, servers.master)
+        wait_until(lambda: any(map(is_listened_to, servers.sentinels)), "it listens")
+        first = next(filter(is_listened_to, servers.sentinels))
+        others = [one for one in servers.sentinels if one is not first]
+        if event == "is away":
+            first.kill()
+        else:
+            with first.client() as client:
+                client.sentinel_remove(MASTER_NAME)
+        wait_until(lambda: any(map(is_listened_to, others)), "it listens to another one")
+
+
+_COMPUTES = """
+from gevent import monkey; monkey.patch_all()
+import os, sys, gevent
+from celery import Celery
+from celery_delayq import DelayQ
+
+app = Celery(broker=sys.argv[1], broker_transport_options={"master_name": sys.argv[2]})
+DelayQ(app)
+app.send_task("note")
+while not os.path.exists(sys.argv[3]):
+    gevent.sleep(0.01)
+print("computes", flush=True)
+sys.stdin.read()  # gives way to no greenlet
+"""
+
+
+def test_a_process_leaves_the_old_master_while_a_greenlet_computes(servers: Replicated, tmp_path: Path) -> None:
+    def connected() -> int:
+        return sum(not one["name"].startswith("sentinel-") for one in client.client_list(_type="normal")) - 1
+
+    listens = tmp_path / "listens"
+    program = [sys.executable, "-c", _COMPUTES, servers.url, MASTER_NAME, str(listens)]
+    with (
+        servers.master.client() as client,
+        subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process,
+    ):
+        try:
+            wait_until(lambda: listeners(servers), "it listens")
+            listens.touch()
+            assert process.stdout
+            assert process.stdout.readline() == b"computes\n"
+            assert connected()
+            servers.fail_over_as_planned()
+            wait_until(lambda: not connected(), "it left the old master")
+            assert is_master(servers.master), "Sentinel has not told the old one yet"
+        finally:
+            process.kill()
