@@ -75,7 +75,7 @@ def interrupt(sock: Any) -> None:
     # A shut-down socket wakes its reader in every kind of worker. The loop then subscribes again.
     if sock is None:
         return
-    with suppress(OSError):
+    with suppress(OSError, TypeError):  # gevent's has no real one any more if it is closed
         # Not the method of `SSLSocket`: it first turns off TLS, and another thread might send just then. Nor that of
         # gevent's socket, which has the real one in `_sock`: it is for the thread of its hub.
         _socket.socket.shutdown(getattr(sock, "_sock", sock), socket.SHUT_RDWR)
