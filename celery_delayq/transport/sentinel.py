@@ -144,6 +144,8 @@ class SentinelWatch:
         self._has_ended = False
         # What belongs to one connection.
         self._sentinel: redis.Redis | None = None
+        #: The same, until it lets us listen.
+        self._tried: redis.Redis | None = None
         #: The master, as this sentinel knows it.
         self._known = ("", 0)
         self._ask_at = 0.0
@@ -177,17 +179,22 @@ class SentinelWatch:
         return self._has_ended
 
     def connected(self, client: redis.Redis) -> None:
-        """Begin anew with a sentinel, if it answers."""
-        self._sentinel = client
+        """Begin anew with a sentinel, if it answers, and lets us listen."""
+        if client is self._tried:
+            raise exceptions.ConnectionError("this sentinel lets nobody listen")
+        self._sentinel = self._tried = client
         self._ask()
 
     def subscribed(self, subscription: Subscription) -> None:
         """Listen, and learn what this sentinel said while nobody listened."""
-        subscription.subscribe(_CHANNEL)
+        assert self._sentinel is not None
+        self._tried = None
+        with _or_another():
+            subscription.subscribe(_CHANNEL)
+            replicas = self._sentinel.sentinel_slaves(self._master_name)
         # Only its own names of servers are compared: another sentinel may call the same server by another name.
         self._known = self._ask()
-        assert self._sentinel is not None
-        for replica in self._sentinel.sentinel_slaves(self._master_name):
+        for replica in replicas:
             self._leave((replica["ip"], int(replica["port"])), self._known)
 
     def heard(self, heard: Heard) -> None:
@@ -217,13 +224,11 @@ class SentinelWatch:
         """Return the address of the master.
 
         Raises:
-            redis.ConnectionError: this sentinel does not know it, or does not tell: the keeper turns to the next one.
+            redis.ConnectionError: this sentinel does not know it, see `_or_another`.
         """
         assert self._sentinel is not None
-        try:
+        with _or_another():
             address: Any = self._sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._master_name)
-        except exceptions.ResponseError as exc:
-            raise exceptions.ConnectionError(str(exc)) from exc
         if not address:
             raise exceptions.ConnectionError(f"{address_of(self._sentinel)} does not know {self._master_name!r}")
         return _address(*address)
@@ -235,6 +240,15 @@ class SentinelWatch:
         ended = leave(*old)
         if ended:
             logger.info("Sentinel names %s:%d now; ended %d connections to %s:%d", *new, ended, *old)
+
+
+@contextmanager
+def _or_another() -> Iterator[None]:
+    """What a sentinel refuses counts as a lost connection: the keeper turns to the next one."""
+    try:
+        yield
+    except exceptions.ResponseError as exc:
+        raise exceptions.ConnectionError(str(exc)) from exc
 
 
 def _address(host: bytes | str, port: bytes | str) -> tuple[str, int]:

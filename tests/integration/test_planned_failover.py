@@ -107,7 +107,7 @@ def test_all_connections_of_a_process_share_one_listener(app: Celery, servers: R
         connection.close()
 
 
-@pytest.mark.parametrize("event", ["is away", "does not know the master"])
+@pytest.mark.parametrize("event", ["is away", "does not know the master", "lets nobody listen"])
 def test_another_sentinel_is_listened_to_when_one(event: str, tmp_path: Path, ledger: Ledger) -> None:
     with replicated(tmp_path, 3) as servers, publisher(servers.url, ledger.url, **servers.conf) as app:
         assert goes_to(app, servers.master)
@@ -118,7 +118,11 @@ def test_another_sentinel_is_listened_to_when_one(event: str, tmp_path: Path, le
             first.kill()
         else:
             with first.client() as client:
-                client.sentinel_remove(MASTER_NAME)
+                if event == "lets nobody listen":
+                    client.acl_setuser("default", reset_channels=True)
+                    client.client_kill_filter(_type="pubsub")
+                else:
+                    client.sentinel_remove(MASTER_NAME)
         wait_until(lambda: any(map(is_listened_to, others)), "it listens to another one")
 
 
