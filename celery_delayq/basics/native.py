@@ -38,7 +38,16 @@ def native_ident() -> int:
 
 def start_native_thread(target: Callable[[], None]) -> None:
     """Run a function in a daemon thread of the operating system, even if `threading` is monkey-patched."""
-    _original("start_new_thread")(target, ())
+    _original("start_new_thread")(_run_natively, (target,))
+
+
+def _run_natively(target: Callable[[], None]) -> None:
+    try:
+        target()
+    finally:
+        # gevent makes a hub for each thread that waits, with descriptors that only this closes.
+        if has_greenlets():
+            sys.modules["gevent"].get_hub().destroy(destroy_loop=True)
 
 
 def native_lock() -> Any:

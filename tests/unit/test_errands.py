@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 
 from celery_delayq.basics.native import Errands
@@ -50,3 +52,27 @@ def test_too_many_are_dropped() -> None:
         errands.add(lambda number=number: done.append(number))
     begins.set()
     wait_until(lambda: done == [0, 1], "those that have room are done")
+
+
+_MANY_THREADS = """
+from gevent import monkey; monkey.patch_all()
+import os, time
+from celery_delayq.basics.native import Errands
+
+def is_open():
+    return len(os.listdir("/proc/self/fd"))
+
+time.sleep(0)  # with the hub of this thread
+before, errands = is_open(), Errands()
+for _ in range(10):
+    errands.add(lambda: time.sleep(0.001))
+    errands.finish()
+until = time.monotonic() + 20
+while is_open() > before:
+    assert time.monotonic() < until, is_open()
+    time.sleep(0.01)
+"""
+
+
+def test_threads_beside_greenlets_leave_no_descriptors() -> None:
+    subprocess.run([sys.executable, "-c", _MANY_THREADS], check=True, timeout=60)
