@@ -1,9 +1,11 @@
-"""Descriptors: wait for some, be woken by another thread, and close those that a forked child has inherited."""
+"""Descriptors: wait for some, be woken by another thread, end connections, and close what a forked child inherited."""
 
 from __future__ import annotations
 
+import _socket
 import os
 import select
+import socket
 import sys
 import threading
 import weakref
@@ -81,6 +83,16 @@ def _close(read_fd: int, write_fd: int) -> None:
     close = os.close if monkey is None else monkey.get_original("os", "close")
     close(read_fd)
     close(write_fd)
+
+
+def interrupt(sock: Any) -> None:
+    """Wake the reader of a socket, if there is one; this ends the connection. Safe in any thread and signal handler."""
+    if sock is None:
+        return
+    with suppress(OSError, TypeError):  # gevent's has no real one any more if it is closed
+        # Not the method of `SSLSocket`: it first turns off TLS, and another thread might send just then. Nor that of
+        # gevent's socket, which has the real one in `_sock`: it is for the thread of its hub.
+        _socket.socket.shutdown(getattr(sock, "_sock", sock), socket.SHUT_RDWR)
 
 
 def ready(to_read: Sequence[Any], to_write: Sequence[Any], wait_s: float) -> tuple[bool, bool]:

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import _socket
 import os
-import socket
 import threading
 import weakref
 from abc import ABC, abstractmethod
-from contextlib import suppress
 from contextvars import Context
 from logging import Logger
 from typing import Any
 
+from celery_delayq.basics.descriptors import interrupt
 from celery_delayq.queue.connections import Outage
 
 
@@ -52,7 +50,7 @@ class LoopThread(ABC):
         if os.getpid() != self._pid:
             return
         self.is_stopping = True
-        interrupt(socket_of(self._pubsub))
+        interrupt(getattr(getattr(self._pubsub, "connection", None), "_sock", None))
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout_s)
 
@@ -63,19 +61,3 @@ class LoopThread(ABC):
     @abstractmethod
     def run(self) -> None:
         """Work until `stop()` is called. Never raises for server or network errors."""
-
-
-def socket_of(pubsub: Any) -> Any:
-    """Return the socket of a `redis.client.PubSub`; None if it has none."""
-    return getattr(getattr(pubsub, "connection", None), "_sock", None)
-
-
-def interrupt(sock: Any) -> None:
-    """Wake the reader of a socket; this ends the connection. Safe in any thread and signal handler."""
-    # A shut-down socket wakes its reader in every kind of worker. The loop then subscribes again.
-    if sock is None:
-        return
-    with suppress(OSError, TypeError):  # gevent's has no real one any more if it is closed
-        # Not the method of `SSLSocket`: it first turns off TLS, and another thread might send just then. Nor that of
-        # gevent's socket, which has the real one in `_sock`: it is for the thread of its hub.
-        _socket.socket.shutdown(getattr(sock, "_sock", sock), socket.SHUT_RDWR)

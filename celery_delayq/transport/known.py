@@ -18,7 +18,7 @@ import redis
 from redis import exceptions
 
 from celery_delayq.basics import deadline
-from celery_delayq.basics.descriptors import all_known, remember
+from celery_delayq.basics.descriptors import all_known, interrupt, remember
 from celery_delayq.queue.connections import is_full, passing_refusal, was_silent
 
 #: What a call without `timeout` waits in.
@@ -32,8 +32,6 @@ def is_any(kind: type) -> bool:
 
 def leave(host: str, port: int) -> int:
     """End all known connections to a server; returns their number. Safe in any thread: their users get an error."""
-    from celery_delayq.queue.loop_thread import interrupt  # which a producer need not load
-
     ended = 0
     for it in all_known():
         if isinstance(it, Known) and (getattr(it, "host", None), int(getattr(it, "port", 0) or 0)) == (host, port):
