@@ -115,7 +115,10 @@ def watch(manager: Any, master_name: str) -> None:
     key = master_name, *sorted((str(place.get("host")), int(place.get("port") or 0)) for place in places)
     found = _watches.get(key)
     if found is None or not found.listens:
-        _watches[key] = SentinelWatch(manager, master_name)
+        try:
+            _watches[key] = SentinelWatch(manager, master_name)
+        except (RuntimeError, OSError) as exc:  # no thread or descriptor is left: the next connection tries again
+            logger.warning("Cannot listen to Redis Sentinel: %s. A failover is noticed later", exc)
 
 
 class SentinelWatch:
@@ -143,9 +146,8 @@ class SentinelWatch:
         self._needed_at = time.monotonic()
         self._has_ended = False
         # What belongs to one connection.
-        self._sentinel: redis.Redis | None = None
-        #: The same, until it lets us listen.
-        self._tried: redis.Redis | None = None
+        self._sentinel: redis.Redis = redis.Redis(connection_pool=pools[0])
+        self._lets_listen = True
         #: The master, as this sentinel knows it.
         self._known = ("", 0)
         self._ask_at = 0.0
@@ -179,16 +181,14 @@ class SentinelWatch:
         return self._has_ended
 
     def connected(self, client: redis.Redis) -> None:
-        """Begin anew with a sentinel, if it answers, and lets us listen."""
-        if client is self._tried:
-            raise exceptions.ConnectionError("this sentinel lets nobody listen")
-        self._sentinel = self._tried = client
-        self._ask()
+        """Begin anew with a sentinel, unless that does not let us listen."""
+        if client is self._sentinel and not self._lets_listen:
+            raise exceptions.ConnectionError(f"{address_of(client)} lets nobody listen")
+        self._sentinel, self._lets_listen = client, False
 
     def subscribed(self, subscription: Subscription) -> None:
         """Listen, and learn what this sentinel said while nobody listened."""
-        assert self._sentinel is not None
-        self._tried = None
+        self._lets_listen = True
         with _or_another():
             subscription.subscribe(_CHANNEL)
             replicas = self._sentinel.sentinel_slaves(self._master_name)
@@ -214,8 +214,7 @@ class SentinelWatch:
         return self._ask_at
 
     def disconnected(self) -> None:
-        """Forget the sentinel."""
-        self._sentinel = None
+        """Nothing has to be forgotten."""
 
     def end(self) -> None:
         """Nothing is left to do."""
@@ -226,7 +225,6 @@ class SentinelWatch:
         Raises:
             redis.ConnectionError: this sentinel does not know it, see `_or_another`.
         """
-        assert self._sentinel is not None
         with _or_another():
             address: Any = self._sentinel.execute_command("SENTINEL GET-MASTER-ADDR-BY-NAME", self._master_name)
         if not address:

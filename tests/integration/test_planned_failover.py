@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
+from celery_delayq.queue import keeper
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.sentinel import MASTER_NAME, Replicated, replicated
@@ -105,6 +106,21 @@ def test_all_connections_of_a_process_share_one_listener(app: Celery, servers: R
     assert listeners(servers) == 1
     for connection in connections:
         connection.close()
+
+
+def test_publishing_goes_on_if_no_thread_can_be_started(
+    app: Celery, servers: Replicated, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(target: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(keeper, "start_native_thread", refuse)
+        assert goes_to(app, servers.master)
+    assert "Cannot listen to Redis Sentinel: can't start new thread" in caplog.text
+    with app.connection_for_write() as connection:
+        connection.default_channel.check_writable()
+        wait_until(lambda: listeners(servers), "the next connection listens")
 
 
 @pytest.mark.parametrize("event", ["is away", "does not know the master", "lets nobody listen"])
