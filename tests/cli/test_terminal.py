@@ -14,6 +14,7 @@ from celery_delayq.queue import dead_letter
 from examples.private_redis import PrivateRedis
 from tests.cli.running import TerminalCommand
 from tests.integration.publishing import publish
+from tests.processes import wait_until_idle
 from tests.state import bury, fill
 from tests.support import wait_until
 from tests.workers import Worker
@@ -84,6 +85,7 @@ class TestQuestions:
         publish(app)
         with terminal("cancel", "--all") as cancel:
             cancel.wait_for_log("Cancel 1 task for good? [y/N]")
+            wait_until_idle(cancel.pid)  # Python's input() misses a signal that comes just before it reads
             cancel.send_signal(signal.SIGINT)
             assert cancel.wait() == 1
             assert "Traceback" not in cancel.log
