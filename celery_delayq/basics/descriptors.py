@@ -53,7 +53,7 @@ class Waker:
         self._read_fd, self._write_fd = os.pipe()
         os.set_blocking(self._read_fd, False)
         os.set_blocking(self._write_fd, False)
-        self._closes = weakref.finalize(self, _close, self._read_fd, self._write_fd)
+        self._closes = weakref.finalize(self, close, self._read_fd, self._write_fd)
         self._closes.atexit = False
         remember(self)
 
@@ -77,12 +77,12 @@ class Waker:
             os.read(self._read_fd, 4096)
 
 
-def _close(read_fd: int, write_fd: int) -> None:
+def close(*fds: int) -> None:
+    """Close descriptors now: gevent's `os.close` leaves it to the hub of this thread, which may have ended by then."""
     monkey = sys.modules.get("gevent.monkey")
-    # gevent's close leaves it to the hub of this thread, which may have ended by then.
-    close = os.close if monkey is None else monkey.get_original("os", "close")
-    close(read_fd)
-    close(write_fd)
+    close_one = os.close if monkey is None else monkey.get_original("os", "close")
+    for fd in fds:
+        close_one(fd)
 
 
 def interrupt(sock: Any) -> None:

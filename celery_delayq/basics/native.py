@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import _thread
+import atexit
+import os
 import sys
 import time
 from collections import deque
@@ -11,7 +13,18 @@ from functools import cache
 from logging import getLogger
 from typing import Any
 
+from celery_delayq.basics.descriptors import Waker, close, ready
+
 logger = getLogger(__name__)
+
+#: How long the end of the process waits for a thread if there are greenlets, in seconds.
+_EXIT_S = 2.0
+
+#: How many descriptors have to be free for gevent's hub of a thread; it needs two.
+_FREE = 4
+
+#: How long a function that has failed is not run, in seconds.
+_PAUSE_S = 1.0
 
 
 def has_greenlets() -> bool:
@@ -55,6 +68,124 @@ def native_lock() -> Any:
     return _original("allocate_lock")()
 
 
+class NativeLoop:
+    """Runs a function in a daemon thread of the operating system while it is needed, even if there are greenlets.
+
+    A greenlet would starve while another one computes for long. Any thread may call the methods, signal handlers, too.
+    A forked child has no such thread, and they do nothing.
+
+    Args:
+        run: returns when it is not needed any more, or when `is_exiting`. What it raises is logged, and it is run anew
+            after a second.
+        is_needed: whether it is. The function is run again if it is needed again as it returns.
+    """
+
+    def __init__(self, run: Callable[[], object], is_needed: Callable[[], object]) -> None:
+        self._run = run
+        self._is_needed = is_needed
+        self._pid = os.getpid()
+        #: The thread has it.
+        self._at_work = native_lock()
+        self._thread = 0
+        self._waker: Waker | None = None
+        #: Whether the process ends. Only with greenlets: the interpreter ends other daemon threads by itself.
+        self.is_exiting = False
+
+    def begin(self) -> None:
+        """Run, unless it runs already, or is not needed.
+
+        Raises:
+            RuntimeError, OSError: the process may have no more threads, or no more descriptors.
+        """
+        if not self._is_needed() or not self._at_work.acquire(False):
+            return
+        try:
+            self._waker = Waker()
+            if has_greenlets():
+                _check_descriptors(self._waker)
+                atexit.register(self._at_exit)
+            start_native_thread(self._work)
+        except BaseException:
+            self._end()
+            raise
+
+    def wake(self) -> None:
+        """End the present `sleep`, or the next one."""
+        waker = self._waker
+        if waker is not None:
+            waker.wake()
+
+    @property
+    def runs(self) -> bool:
+        """Whether the thread exists."""
+        return bool(self._at_work.locked())
+
+    def wait(self, is_done: Callable[[], object], timeout_s: float) -> None:
+        """Wait until something is done, or some seconds have passed. The thread itself does not wait."""
+        until = time.monotonic() + timeout_s
+        if os.getpid() == self._pid and native_ident() != self._thread:
+            while not is_done() and time.monotonic() < until:
+                time.sleep(0.005)
+
+    def _at_exit(self) -> None:
+        """End as the process ends: a thread that uses greenlets must not outlive the interpreter."""
+        self.is_exiting = True
+        self.wake()
+        self.wait(lambda: not self.runs, _EXIT_S)
+
+    def _end(self) -> None:
+        atexit.unregister(self._at_exit)
+        self._waker = None  # its pipe is closed. Nothing else may keep it, as an error may keep what calls had
+        self._thread = 0
+        self._at_work.release()
+
+    # -- the thread
+
+    def _work(self) -> None:
+        self._thread = native_ident()
+        try:
+            while True:
+                try:
+                    self._run()
+                    break
+                except Exception:
+                    logger.exception("%r failed, and begins anew", self._run)
+                    self.sleep(_PAUSE_S)
+        finally:
+            self._end()
+        if not self.is_exiting:  # it may be needed since
+            try:
+                self.begin()
+            except (RuntimeError, OSError) as exc:
+                logger.error("Cannot start a thread: %s", exc)
+
+    @property
+    def waker_fd(self) -> int:
+        """What can be read after `wake`; for the function."""
+        assert self._waker is not None
+        return self._waker.fileno()
+
+    def sleep(self, seconds: float) -> None:
+        """Wait until `wake` is called, some seconds at most; for the function."""
+        ready([self.waker_fd], [], seconds)
+        self.drain()
+
+    def drain(self) -> None:
+        """Forget that `wake` was called; for the function."""
+        assert self._waker is not None
+        self._waker.drain()
+
+
+def _check_descriptors(some: Waker) -> None:
+    """Raise OSError if the process has too few descriptors for gevent's hub of a thread: its library would abort it."""
+    copies: list[int] = []
+    try:
+        for _ in range(_FREE):
+            copies.append(os.dup(some.fileno()))
+    finally:
+        close(*copies)
+
+
 class Errands:
     """What may take long, and nobody waits for: one native thread does it, in order, while there is something to do.
 
@@ -64,7 +195,7 @@ class Errands:
     def __init__(self, most: int = 10_000) -> None:
         self._todo: deque[Callable[[], object]] = deque()
         self._most = most
-        self._is_at_work = native_lock()
+        self._loop = NativeLoop(self._do_all, lambda: self._todo)
 
     def add(self, errand: Callable[[], object]) -> None:
         """Have something done soon. Never raises."""
@@ -72,30 +203,19 @@ class Errands:
             logger.error("Too many errands are queued: dropped %r", errand)
             return
         self._todo.append(errand)
-        self._begin()
+        try:
+            self._loop.begin()
+        except (RuntimeError, OSError) as exc:  # the process may have no more threads: the next one tries again
+            logger.error("Cannot start a thread: %s", exc)
 
     def finish(self, timeout_s: float = 5.0) -> None:
         """Wait until all is done, at most so many seconds."""
-        until = time.monotonic() + timeout_s
-        while (self._todo or self._is_at_work.locked()) and time.monotonic() < until:
-            time.sleep(0.02)
+        self._loop.wait(lambda: not self._todo and not self._loop.runs, timeout_s)
 
-    def _begin(self) -> None:
-        if self._todo and self._is_at_work.acquire(False):
+    def _do_all(self) -> None:
+        while self._todo and not self._loop.is_exiting:
+            errand = self._todo.popleft()
             try:
-                start_native_thread(self._run)
-            except RuntimeError as exc:  # the process may have no more threads: the next one tries again
-                self._is_at_work.release()
-                logger.error("Cannot start a thread: %s", exc)
-
-    def _run(self) -> None:
-        try:
-            while self._todo:
-                errand = self._todo.popleft()
-                try:
-                    errand()
-                except BaseException:  # of a user's function
-                    logger.exception("%r failed", errand)
-        finally:
-            self._is_at_work.release()
-        self._begin()  # one may have come since
+                errand()
+            except BaseException:  # of a user's function
+                logger.exception("%r failed", errand)

@@ -17,7 +17,6 @@ orphans         delayed queues that Java left behind
 clock           the server's clock
 keeper          Keeper: the thread beside the tasks of a process at one server, and its connections
 subscription    hears what is published, and which lists are written to
-loop_thread     LoopThread: a thread that waits on its own subscription
 connections     errors that mean a lost connection; outages; clients of one server and of a cluster
 redirection     answers of a node of a cluster that does not serve a slot
 """

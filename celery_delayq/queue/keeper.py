@@ -15,9 +15,7 @@ Errors
 
 from __future__ import annotations
 
-import atexit
 import math
-import os
 import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, closing, contextmanager
@@ -27,8 +25,7 @@ from typing import Protocol
 import redis
 from redis import exceptions
 
-from celery_delayq.basics.descriptors import Waker, ready
-from celery_delayq.basics.native import has_greenlets, native_ident, native_lock, start_native_thread
+from celery_delayq.basics.native import NativeLoop
 from celery_delayq.queue.connections import CONNECTION_ERRORS, LATE_S, Outage
 from celery_delayq.queue.subscription import Heard, Subscription
 
@@ -36,9 +33,6 @@ logger = getLogger(__name__)
 
 #: How much is heard before the duties work again, at most.
 _MOST_HEARD = 1000
-
-#: How long the end of the process waits for a keeper if there are greenlets, in seconds.
-_EXIT_S = 2.0
 
 
 class Duty(Protocol):
@@ -83,9 +77,7 @@ class Duty(Protocol):
 class Keeper:
     """Keeps any number of duties at one server. Its thread begins with the first one and ends after the last.
 
-    It is a thread of the operating system, even if gevent replaces Python's threads by greenlets: a greenlet would
-    starve while a task computes for long. Any thread may call the methods, signal handlers, too. A forked child has
-    no thread, and they do nothing.
+    It is a `NativeLoop`. Any thread may call the methods, signal handlers, too.
 
     Args:
         connect: called for every (re)connection; returns a context manager that gives a client with its own
@@ -99,12 +91,7 @@ class Keeper:
         self._connect = connect
         self._begins_after_s = begins_after_s
         self._duties: list[Duty] = []
-        self._pid = os.getpid()
-        #: The thread has it.
-        self._at_work = native_lock()
-        self._thread = 0
-        self._waker: Waker | None = None
-        self._is_exiting = False
+        self._loop = NativeLoop(self._run, lambda: self._duties)
         # What belongs to one subscription.
         #: Those that have begun -> whether they hear.
         self._begun: dict[Duty, bool] = {}
@@ -119,7 +106,7 @@ class Keeper:
         """
         self._duties.insert(0 if is_punctual else len(self._duties), duty)
         try:
-            self._begin()
+            self._loop.begin()
         except BaseException:
             self._duties.remove(duty)
             raise
@@ -131,73 +118,30 @@ class Keeper:
 
     def wake(self) -> None:
         """Let all duties work now."""
-        waker = self._waker
-        if waker is not None:
-            waker.wake()
+        self._loop.wake()
 
     def end(self, duty: Duty, timeout_s: float) -> None:
         """End a duty that is over now; wait for that at most so many seconds. Its own thread does not wait."""
         self.wake()
-        self._wait(lambda: not self.has(duty), timeout_s)
-
-    def _wait(self, is_done: Callable[[], bool], timeout_s: float) -> None:
-        until = time.monotonic() + timeout_s
-        if os.getpid() == self._pid and native_ident() != self._thread:
-            while not is_done() and time.monotonic() < until:
-                time.sleep(0.005)
-
-    def _begin(self) -> None:
-        if not self._duties or not self._at_work.acquire(False):
-            return
-        try:
-            self._waker = Waker()
-            if has_greenlets():
-                atexit.register(self._end_all)
-            start_native_thread(self._run)
-        except BaseException:
-            self._waker = None
-            self._at_work.release()
-            raise
-
-    def _end_all(self) -> None:
-        """End as the process ends: a system thread that uses greenlets must not outlive the interpreter."""
-        self._is_exiting = True
-        self.wake()
-        self._wait(lambda: not self._at_work.locked(), _EXIT_S)
+        self._loop.wait(lambda: not self.has(duty), timeout_s)
 
     # -- its own thread
 
     def _run(self) -> None:
-        self._thread = native_ident()
-        try:
-            self._rest(self._begins_after_s)
-            while self._has_duties():
-                try:
-                    with self._connect() as client:
-                        self._serve(client)
-                except Exception as exc:
-                    self._interrupted(exc)
-        finally:
-            atexit.unregister(self._end_all)
-            self._waker = None  # its pipe is closed. Nothing else may keep it, as an error may keep what calls had
-            self._thread = 0
-            self._at_work.release()
-        self._begin()  # a duty may have come since
-
-    @property
-    def _woken_fd(self) -> int:
-        """What can be read after `wake`."""
-        assert self._waker is not None
-        return self._waker.fileno()
-
-    def _drain(self) -> None:
-        assert self._waker is not None
-        self._waker.drain()
+        self._begun.clear()
+        self._again_at.clear()
+        self._rest(self._begins_after_s)
+        while self._has_duties():
+            try:
+                with self._connect() as client:
+                    self._serve(client)
+            except Exception as exc:
+                self._interrupted(exc)
 
     def _has_duties(self) -> bool:
         """End the duties that are over; return whether any is left."""
         for duty in tuple(self._duties):
-            if self._is_exiting or duty.is_over:
+            if self._loop.is_exiting or duty.is_over:
                 try:
                     duty.end()
                 except (*CONNECTION_ERRORS, exceptions.ResponseError) as exc:
@@ -230,12 +174,12 @@ class Keeper:
             wait_s = min(max(0.0, next_at - time.monotonic()), LATE_S)
             some: list[Heard] = []
             try:
-                while len(some) < _MOST_HEARD and (heard := subscription.hear(wait_s, self._woken_fd)):
+                while len(some) < _MOST_HEARD and (heard := subscription.hear(wait_s, self._loop.waker_fd)):
                     some.append(heard)
                     wait_s = 0.0
             except CONNECTION_ERRORS as exc:
                 return exc
-            self._drain()
+            self._loop.drain()
             for heard in some:
                 for duty in [duty for duty, hears in self._begun.items() if hears]:
                     with self._alone(duty):
@@ -287,5 +231,4 @@ class Keeper:
         """Do nothing for so long, or until no duty is left."""
         until = time.monotonic() + seconds
         while self._has_duties() and (left_s := until - time.monotonic()) > 0:
-            ready([self._woken_fd], [], left_s)
-            self._drain()
+            self._loop.sleep(left_s)

@@ -8,18 +8,22 @@ reads everything again. Occurrences that are already planned still run in the me
 from __future__ import annotations
 
 import json
+import os
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import Context
 from logging import getLogger
 from typing import Any
 
 import redis
 from redis import exceptions
 
-from celery_delayq.queue.loop_thread import LoopThread
+from celery_delayq.basics.descriptors import interrupt
+from celery_delayq.queue.connections import Outage
 from celery_delayq.schedule.planner import Planner
 from celery_delayq.schedule.store import ScheduleStore
 from celery_delayq.schedule.transitions import TOLERATED_MS
@@ -33,8 +37,8 @@ _LOOK_S = 5.0
 _MOST_CHANGES = 500
 
 
-class PlannerLoop(LoopThread):
-    """Runs a planner in a daemon thread until `stop()`, see `LoopThread`.
+class PlannerLoop:
+    """Runs a planner in a daemon thread until `stop()`.
 
     Args:
         connect: called for every (re)connection. Returns a context manager that yields a store with its own
@@ -50,15 +54,45 @@ class PlannerLoop(LoopThread):
         *,
         is_awaited: bool = True,
     ) -> None:
-        super().__init__(
-            "delayq-planner", logger, "Planning of periodic tasks", "Occurrences that are already planned still run"
+        me = weakref.ref(self)  # this must not wait for the garbage collector: it has descriptors
+        self._outage = Outage(
+            logger,
+            "Planning of periodic tasks",
+            "Occurrences that are already planned still run",
+            lambda: (loop := me()) is None or loop.is_stopping,
         )
         self._connect = connect
         self._is_awaited = is_awaited
         self._chores = chores
-        #: Where it is subscribed.
+        #: The subscription, a `redis.client.PubSub`, and the server that has it; None before the first connection.
+        self._pubsub: Any = None
         self._server = ""
         self._has_planned = threading.Event()
+        #: Whether the loop ends, or has ended.
+        self.is_stopping = False
+        self._thread: threading.Thread | None = None
+        self._pid = os.getpid()
+
+    def start(self) -> None:
+        """Begin to plan; call this once."""
+        self._thread = threading.Thread(target=self._run, name="delayq-planner", daemon=True)
+        Context().run(self._thread.start)  # a Python without GIL would give it the `timeout` of the call that starts it
+
+    def stop(self, timeout_s: float = 5.0) -> None:
+        """End the loop, and wait at most so many seconds. Safe in any thread and signal handler.
+
+        In a forked child, it does nothing.
+        """
+        if os.getpid() != self._pid:
+            return
+        self.is_stopping = True
+        interrupt(getattr(getattr(self._pubsub, "connection", None), "_sock", None))
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout_s)
+
+    def is_alive(self) -> bool:
+        """Return whether it plans, or tries to."""
+        return self._thread is not None and self._thread.is_alive()
 
     def wait_until_planned(self, timeout_s: float) -> bool:
         """Wait until all entries that were overdue when the loop started are processed. Return whether they are.
@@ -68,8 +102,9 @@ class PlannerLoop(LoopThread):
         """
         return self._has_planned.is_set() or (timeout_s > 0 and self._has_planned.wait(timeout_s))
 
-    def run(self) -> None:
-        """Plan until `stop()` is called. Never raises errors of the server or the network."""
+    # -- its own thread
+
+    def _run(self) -> None:
         while not self.is_stopping:
             try:
                 with self._connect() as (store, make_planner):
@@ -82,7 +117,7 @@ class PlannerLoop(LoopThread):
                 if not self._is_awaited:
                     self._has_planned.set()
                 if not self.is_stopping:
-                    self.outage.begins(exc)
+                    self._outage.begins(exc)
 
     def _subscribe(self, store: ScheduleStore) -> None:
         """Subscribe at the server that has the periodic tasks; it also counts who is subscribed."""
@@ -111,7 +146,7 @@ class PlannerLoop(LoopThread):
                 self._has_planned.set()
             wait_s = 0.0
             if not is_busy:
-                self.outage.ends()
+                self._outage.ends()
                 until_next_s = planner.seconds_until_next()
                 until_look_s = next_look - time.monotonic()
                 wait_s = max(0.0, until_look_s if until_next_s is None else min(until_look_s, until_next_s))

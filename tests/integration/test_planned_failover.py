@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from celery import Celery
 
-from celery_delayq.queue import keeper
+from celery_delayq.basics import native
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.sentinel import MASTER_NAME, Replicated, replicated
@@ -115,7 +115,7 @@ def test_publishing_goes_on_if_no_thread_can_be_started(
         raise RuntimeError("can't start new thread")
 
     with monkeypatch.context() as patch:
-        patch.setattr(keeper, "start_native_thread", refuse)
+        patch.setattr(native, "start_native_thread", refuse)
         assert goes_to(app, servers.master)
     assert "Cannot listen to Redis Sentinel: can't start new thread" in caplog.text
     with app.connection_for_write() as connection:

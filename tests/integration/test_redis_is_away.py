@@ -8,7 +8,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import io
-import logging
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -27,14 +26,15 @@ from kombu.exceptions import OperationalError
 from celery_delayq import DelayQ, NotAllSent
 from celery_delayq.basics import deadline
 from celery_delayq.inspector.away import NodesAway
-from celery_delayq.queue.loop_thread import LoopThread
 from celery_delayq.schedule.api import Schedule
+from celery_delayq.schedule.loop import PlannerLoop
 from examples.private_cluster import free_port
 from examples.private_redis import PrivateRedis
 from tests import brokers
 from tests.brokers import Server
 from tests.integration.certificates import Certificates
 from tests.sentinel import MASTER_NAME, replicated
+from tests.support import wait_until
 
 pytestmark = pytest.mark.on_cluster
 
@@ -385,15 +385,20 @@ def test_later_calls_may_take_longer(broker_client: Any, broker_url: str) -> Non
 
 
 def test_a_loop_that_a_call_starts_has_no_timeout() -> None:
-    class Loop(LoopThread):
-        def run(self) -> None:
-            self.has_timeout = deadline.is_set()
+    has_timeout: list[bool] = []
 
-    loop = Loop("loop", logging.getLogger(__name__), "Looking", "Nothing")
+    @contextmanager
+    def connect() -> Iterator[Any]:
+        has_timeout.append(deadline.is_set())
+        raise redis.ConnectionError("it is away")
+        yield
+
+    loop = PlannerLoop(connect)
     with deadline.within(600):
         loop.start()
+    wait_until(lambda: has_timeout, "it connects")
     loop.stop()
-    assert not loop.has_timeout
+    assert not has_timeout[0]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, timedelta(0), float("nan"), "1"])

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -117,6 +120,48 @@ def test_a_worker_starts_while_a_node_is_away(redis_server: PrivateRedis, key: s
                 )
             tasks.check_once()
             check_quiet(worker)
+
+
+_COMPUTES = """
+from gevent import monkey; monkey.patch_all()
+import os, socket, sys
+from contextlib import suppress
+from celery import Celery
+from celery_delayq import DelayQ
+
+app = Celery(broker=sys.argv[1])
+DelayQ(app)
+with app.connection_for_read() as connection, app.amqp.TaskConsumer(connection.default_channel):
+    while not os.path.exists(sys.argv[2]):
+        with suppress(socket.timeout):
+            connection.drain_events(timeout=0.1)
+    print("computes", flush=True)
+    sys.stdin.read()  # gives way to no greenlet
+"""
+
+
+def test_a_process_leaves_a_former_master_while_a_greenlet_computes(redis_server: PrivateRedis, tmp_path: Path) -> None:
+    with cluster_with_replicas(redis_server) as (cluster, _):
+        master = cluster.owner("celery")
+
+        def connected() -> set[str]:
+            return {one["id"] for one in master.client.client_list(_type="normal")} - others
+
+        others: set[str] = set()
+        others = connected()
+        consumes = tmp_path / "consumes"
+        program = [sys.executable, "-c", _COMPUTES, cluster.url(3), str(consumes)]
+        with subprocess.Popen(program, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+            try:
+                wait_until(lambda: len(connected()) > 3, "it waits for messages")
+                consumes.touch()
+                assert process.stdout
+                assert process.stdout.readline() == b"computes\n"
+                before = connected()
+                cluster.failover(master)
+                wait_until(lambda: not before & connected(), "it has left the former master")
+            finally:
+                process.kill()
 
 
 def test_tasks_of_other_nodes_can_be_changed_while_one_is_lost(redis_server: PrivateRedis) -> None:

@@ -1,4 +1,4 @@
-"""Errands: what may take long is done in order, in one thread, and nobody waits for it."""
+"""Native threads: a loop that runs while it is needed; errands, which are done in order, and nobody waits for them."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import subprocess
 import sys
 import threading
 
-from celery_delayq.basics.native import Errands
+import pytest
+
+from celery_delayq.basics.native import Errands, NativeLoop
 from tests.support import wait_until
 
 
@@ -76,3 +78,48 @@ while is_open() > before:
 
 def test_threads_beside_greenlets_leave_no_descriptors() -> None:
     subprocess.run([sys.executable, "-c", _MANY_THREADS], check=True, timeout=60)
+
+
+_FEW_DESCRIPTORS = """
+from gevent import monkey; monkey.patch_all()
+import os, resource, sys, time
+from celery_delayq.basics.descriptors import close
+from celery_delayq.basics.native import Errands
+
+time.sleep(0)  # with the hub of this thread
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
+taken, done, errands = [], [], Errands()
+try:
+    while True:
+        taken.append(os.dup(0))
+except OSError:
+    close(*taken[:int(sys.argv[1])])
+errands.add(lambda: done.append(1))
+assert not done
+close(*taken[int(sys.argv[1]):])
+errands.add(lambda: done.append(2))
+errands.finish()
+assert done == [1, 2], done
+"""
+
+
+@pytest.mark.parametrize("free", [0, 1, 3])
+def test_a_process_with_greenlets_and_no_descriptors_goes_on(free: int) -> None:
+    """The library below gevent aborts it when a thread cannot have some."""
+    program = [sys.executable, "-c", _FEW_DESCRIPTORS, str(free)]
+    subprocess.run(program, stdin=subprocess.DEVNULL, check=True, timeout=60)
+
+
+def test_a_loop_that_fails_begins_anew(caplog: pytest.LogCaptureFixture) -> None:
+    left = [ValueError("a fault"), None]
+
+    def run() -> None:
+        error = left.pop(0)
+        if error:
+            raise error
+
+    loop = NativeLoop(run, lambda: left)
+    loop.begin()
+    loop.wait(lambda: not loop.runs, 20)
+    assert not left
+    assert "a fault" in caplog.text
