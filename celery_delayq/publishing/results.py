@@ -21,7 +21,7 @@ _POLICY = {"max_retries": None, "interval_start": 1, "interval_step": 1, "interv
 def prepare_backends(app: Any) -> None:
     """Let the result backends that Celery makes for an app, and the one that it has made, do as `_prepared` says."""
     if app._backend is not None:
-        _prepared(lambda: app._backend)
+        app._backend = _prepared(lambda: app._backend)
     app._get_backend = partial(_prepared, app._get_backend)
 
 
@@ -33,9 +33,15 @@ def _prepared(get_backend: Callable[[], Any]) -> Any:
 
     For a chord, Celery subscribes to all of its header, and stores its size. So it looks first whether it can.
 
+    All threads share the backend of an app that has none: it keeps nothing, and Celery makes one for each greenlet.
+
     Source: Celery 5.7 `RedisBackend.on_task_call` and `apply_chord`, `AsyncBackendMixin.add_pending_result`.
     """
+    from celery.backends.base import DisabledBackend  # a producer has it only now
+
     backend, module = get_backend(), sys.modules.get("celery.backends.redis")
+    if type(backend) is DisabledBackend:
+        backend.thread_safe = True
     if module is None or not isinstance(backend, module.RedisBackend):
         return backend
     own, its = module.RedisBackend, type(backend)

@@ -1,4 +1,7 @@
-"""`result_backend = "delayq://..."`: Celery's own Redis backend, in processes that import nothing of ours."""
+"""`result_backend = "delayq://..."`: Celery's own Redis backend, in processes that import nothing of ours.
+
+And an app without a result backend.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ import ssl
 import subprocess
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,7 +21,7 @@ from celery import Celery, chain, chord, group
 from celery.backends.redis import RedisBackend
 from celery.result import AsyncResult
 
-from celery_delayq import ConfigurationError
+from celery_delayq import ConfigurationError, DelayQ
 from celery_delayq.results import SentinelResults
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
@@ -200,3 +204,15 @@ def test_results_groups_and_chords(
         assert json.loads(done.stdout) == [6]
         celery = [sys.executable, "-m", "celery", "--result-backend", url, "result", result.id]
         assert subprocess.run(celery, capture_output=True, text=True, timeout=60, check=True).stdout == "6\n"
+
+
+@pytest.mark.parametrize("is_made", [False, True])
+def test_threads_share_the_backend_of_an_app_that_has_none(broker_url: str, is_made: bool) -> None:
+    """Celery makes one for each, and so for the greenlet of each task."""
+    app = Celery("none", broker=broker_url, set_as_current=False)
+    made = [app.backend] if is_made else []
+    DelayQ(app)
+    made.append(app.backend)
+    with ThreadPoolExecutor(1) as other:
+        made.append(other.submit(lambda: app.backend).result())
+    assert len(set(map(id, made))) == 1
