@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from celery_delayq.queue.holds import Holder
 
@@ -12,8 +12,7 @@ from celery_delayq.queue.holds import Holder
 RECOVERED, DEAD_LETTERS, LOST_LEASES = "recovered:", "dead_letters:", "lost_leases"
 
 
-@dataclass(frozen=True)
-class Held:
+class Held(NamedTuple):
     """A message that a consumer holds.
 
     Attributes:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from logging import getLogger
 from types import MappingProxyType
 from typing import Literal
@@ -93,13 +92,13 @@ class HoldingConsumer:
         """
         held = self._held.get(tag)
         if held is not None and self._collects:
-            self._held[tag] = replace(held, can_wait=True)
+            self._held[tag] = held._replace(can_wait=True)
 
     def task_ended(self, tag: str, how: Literal["killed", "rejected"]) -> None:
         """Record how the task of a message has ended, before its message is requeued."""
         held = self._held.get(tag)
         if held is not None:
-            self._held[tag] = replace(held, ended=how)
+            self._held[tag] = held._replace(ended=how)
 
     def has_left(self, tag: str) -> None:
         """Record that a message is not in flight any more: it went to its delayed queue, or others have it."""
@@ -210,5 +209,5 @@ class HoldingConsumer:
         queue_keys = self.leases.keys_of(held.name)
         if not scripts.replace(queue_keys, consumer=self.id, message=held.message, new=new).run(self.client):
             return False
-        self._held[tag] = replace(held, message=new)
+        self._held[tag] = held._replace(message=new)
         return True

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby, islice
 from logging import getLogger
 from threading import Lock
-from typing import Any, Literal, cast
+from typing import Any, Literal, NamedTuple, cast
 
 import redis
 from redis import exceptions
@@ -29,8 +28,7 @@ from celery_delayq.queue.scripts import MAX_PUT_BACK
 logger = getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Departure:
+class Departure(NamedTuple):
     """Where a message goes when it leaves the in-flight list.
 
     Attributes:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from functools import partial
 from logging import getLogger
 from typing import Any
@@ -77,7 +76,7 @@ class UniqueKeys:
             return None
         keys = self._keys_of(held.name)
         if with_ack:
-            self._held[tag] = replace(held, starts=True)
+            self._held[tag] = held._replace(starts=True)
             _running[held.holder] = keys
         else:
             self._tell(lambda reply: None, hold(keys, holders=[held.holder], what="start"))

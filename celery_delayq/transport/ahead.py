@@ -39,7 +39,7 @@ class Ahead:
 
     def wait(self, message: Any) -> bool:
         """Wait for the last part of the time until a message is due; returns whether it was held."""
-        due_at = self._due_at.pop(message, None)
+        due_at = self._due_at.pop(message, None) if self._due_at else None
         if due_at is None:
             return False
         rest_s = due_at - time.monotonic()

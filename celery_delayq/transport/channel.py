@@ -158,10 +158,11 @@ class DelayedChannel(PublishingChannel):
 
     def on_begin(self, delivery_tag: str) -> None:
         """Record that the task of a message begins: a message that was delivered alone is no longer alone."""
-        from celery_delayq.transport.last_delivery import on_begin
-
         for consumer in self._transport.stations.consumers:
-            on_begin(consumer, delivery_tag)
+            if consumer.isolation.is_on:
+                from celery_delayq.transport.last_delivery import on_begin
+
+                on_begin(consumer, delivery_tag)
 
     def can_wait(self, delivery_tag: str) -> None:
         """Let the acknowledgement of a message wait a few ms for others, see `Consumer.can_wait`."""

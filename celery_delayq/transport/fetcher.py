@@ -307,11 +307,12 @@ class Fetcher:
 
         A task may run in this thread next, for long: until then, it waits for the server for at most `patience_s`.
         """
-        if self.consumer is None or self.consumer.conversation.is_late:
+        is_armed = any(slot.is_armed for slot in slots)
+        if not (is_armed or self.rounds.is_asking) or self.consumer is None or self.consumer.conversation.is_late:
             return
-        if any(slot.is_armed for slot in slots):
+        if is_armed:
             self._waits.end(slots, self._siblings.patience_s)
-        elif self.rounds.is_asking:
+        else:
             self.consumer.conversation.read_answers(self._siblings.patience_s)
 
     def end_waits(self) -> None:

@@ -39,6 +39,9 @@ DUE_PROPERTY = "delayq_due"
 #: Property of a message without a task. Whoever fetches it drops it, see `cancelled`.
 CANCELLED_PROPERTY = "delayq_cancelled"
 
+#: `json.loads` would make one for each message.
+_DECODER, _WITH_OBJECTS = json.JSONDecoder(), json.JSONDecoder(object_hook=object_hook)
+
 #: When the task of such a message expired.
 _LONG_AGO = "2000-01-01T00:00:00+00:00"
 
@@ -60,7 +63,7 @@ def decode(raw: bytes, *, objects: bool = False) -> dict[str, Any] | None:
             kombu. Otherwise they stay marked, and `encode` writes them back unchanged.
     """
     try:
-        message = json.loads(raw.decode(), object_hook=object_hook if objects else None)
+        message = (_WITH_OBJECTS if objects else _DECODER).decode(raw.decode())
     except Exception:  # not only ValueError: a value marked as an object may be invalid
         return None
     return message if isinstance(message, dict) and isinstance(message.get("properties"), dict) else None

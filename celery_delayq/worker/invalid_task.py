@@ -34,7 +34,7 @@ _DEEPEST = 100
 _DEEPER_IN_WORKER = 50
 
 #: What nests values.
-_NESTED = (dict, list, tuple)
+_NESTED = frozenset({dict, list, tuple})
 
 
 def _is_text(value: Any) -> bool:
@@ -169,18 +169,18 @@ def _not_picklable(payload: dict[str, Any]) -> str | None:
 def _too_deep(*fields: Mapping[str, Any]) -> str | None:
     for some in fields:
         for name, value in some.items():
-            if isinstance(value, _NESTED) and _is_deeper(value, _DEEPEST):
+            if type(value) in _NESTED and _is_deeper(value, _DEEPEST):
                 return f"its {name:.100} is nested deeper than {_DEEPEST} levels"
     return None
 
 
 def _is_deeper(value: Any, levels: int) -> bool:
-    if not isinstance(value, _NESTED):
+    if type(value) not in _NESTED:
         return False
     if not levels:
         return True
     for inner in value.values() if isinstance(value, dict) else value:
-        if isinstance(inner, _NESTED) and _is_deeper(inner, levels - 1):
+        if type(inner) in _NESTED and _is_deeper(inner, levels - 1):
             return True
     return False
 

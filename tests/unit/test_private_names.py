@@ -25,6 +25,9 @@ PAGE = (DEV / "internals.md").read_text("utf-8")
 #: Names of ours that are used on another object than `self`.
 OURS = {"_app", "_headers", "_message", "_payload", "_serializer", "_stored"}
 
+#: Public in spite of its underscore: a method of each NamedTuple.
+PUBLIC = {"_replace"}
+
 #: Not in kombu 5.6, nor in Celery 5.6.
 SINCE_5_7 = {"_publish_batch", "_expires", "_dump_pydantic_arguments"}
 
@@ -79,7 +82,7 @@ def defined() -> Iterator[str]:
 def test_all_are_documented() -> None:
     ours = {*defined()}
     foreign = {name for name, is_own in used() if (name not in ours if is_own else name not in OURS)}
-    assert foreign - documented().keys() == set()
+    assert foreign - documented().keys() == PUBLIC
 
 
 def test_none_is_documented_that_is_not_used() -> None:
