@@ -6,10 +6,11 @@ Source: https://redis.io/docs/latest/develop/reference/protocol-spec/ (Redis 8).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 from redis import exceptions
 from redis.connection import DefaultParser
+from redis.utils import HIREDIS_AVAILABLE
 
 
 def packed(commands: Iterable[Sequence[bytes | str | float]]) -> bytes:
@@ -23,11 +24,40 @@ def packed(commands: Iterable[Sequence[bytes | str | float]]) -> bytes:
     return b"".join(parts)
 
 
-class Reader:
-    """Gives replies as they are complete. Strings are bytes, errors are exceptions of redis-py, as objects.
+class Reader(Protocol):
+    """Gives replies as they are complete. Strings are bytes, errors are exceptions of redis-py, as objects."""
 
-    Its time is linear in what it is fed, however small the pieces are.
-    """
+    def feed(self, data: bytes) -> list[Any]:
+        """Take what was received; return the replies that are complete with it.
+
+        Raises:
+            redis.InvalidResponse: the server has sent something else; the reader is useless then.
+        """
+
+
+def make_reader() -> Reader:
+    """Return a new reader: with hiredis, which redis-py uses as well where it is installed, or in Python."""
+    return HiredisReader() if HIREDIS_AVAILABLE else PythonReader()
+
+
+class HiredisReader:
+    """A `Reader` in C."""
+
+    def __init__(self) -> None:
+        import hiredis
+
+        self._reader = hiredis.Reader(
+            protocolError=exceptions.InvalidResponse, replyError=DefaultParser.parse_error, notEnoughData=_INCOMPLETE
+        )
+
+    def feed(self, data: bytes) -> list[Any]:
+        """Take what was received, see `Reader`."""
+        self._reader.feed(data)
+        return list(iter(self._reader.gets, _INCOMPLETE))
+
+
+class PythonReader:
+    """A `Reader` whose time is linear in what it is fed, however small the pieces are."""
 
     def __init__(self) -> None:
         self._buffer = bytearray()
@@ -37,11 +67,7 @@ class Reader:
         self._arrays: list[tuple[int, list[Any]]] = []
 
     def feed(self, data: bytes) -> list[Any]:
-        """Take what was received; return the replies that are complete with it.
-
-        Raises:
-            redis.InvalidResponse: the server has sent something else; the reader is useless then.
-        """
+        """Take what was received, see `Reader`."""
         buffer, found = self._buffer, []
         buffer += data
         size, at = len(buffer), 0
@@ -93,3 +119,6 @@ def _error(line: bytes) -> Exception:
 #: What becomes of the rest of a line. Other lines say how long the text is that follows, or how many parts do.
 _LINES: dict[int, Callable[[bytes], Any]] = {ord("+"): bytes, ord("-"): _error, ord(":"): int}
 _TEXT, _ARRAY = b"$*"
+
+#: What hiredis gives instead of a reply that is not complete.
+_INCOMPLETE = object()

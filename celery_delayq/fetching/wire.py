@@ -17,7 +17,7 @@ from typing import Any
 from redis import exceptions
 
 from celery_delayq.basics.descriptors import ready
-from celery_delayq.fetching.resp import Reader, packed
+from celery_delayq.fetching.resp import make_reader, packed
 from celery_delayq.queue.connections import LATE_S
 
 #: How much is read at once, and at most in one `receive`, in bytes: other connections have their turn.
@@ -62,7 +62,7 @@ class Wire:
         self._speak_s: float = connection.health_check_interval or math.inf
         #: When something was read last, and when there was nothing more to read (monotonic).
         self._heard_at = self._looked_at = time.monotonic()
-        self._reader = Reader()
+        self._reader = make_reader()
         #: What has come and is not handled yet. What is done with a reply may receive more, which must not overtake.
         self._replies: deque[Any] = deque()
         #: Commands that are not written yet, with what to do with their replies.

@@ -253,8 +253,8 @@ class TestAcksWhoseConnectionIsLost:
         for tag in tags:
             assert consumer.ack(tag)
         wait_until(lambda: not consumers.in_flight(consumer), "the server has acknowledged them")
-        proxy.swallows = None
         proxy.cut()
+        proxy.swallows = None  # not earlier: a reply may be on its way to the proxy
         return consumer, tags
 
     def check_that_they_are_settled(self, consumers: Consumers, consumer: Consumer, tags: list[str]) -> None:

@@ -8,18 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 import redis
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from redis import exceptions
+from redis.utils import HIREDIS_AVAILABLE
 
 from celery_delayq.fetching import wire as module
-from celery_delayq.fetching.resp import Reader
+from celery_delayq.fetching.resp import HiredisReader, PythonReader, Reader
 from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.connections import connection_of
 from examples.private_redis import PrivateRedis
@@ -40,10 +41,25 @@ REPLIES: list[tuple[bytes, Any]] = [
 ]
 
 
+@pytest.fixture(
+    params=[
+        PythonReader,
+        pytest.param(HiredisReader, marks=pytest.mark.skipif(not HIREDIS_AVAILABLE, reason="needs hiredis")),
+    ]
+)
+def make_reader(request: pytest.FixtureRequest) -> Callable[[], Reader]:
+    """What makes a new reader."""
+    made: Callable[[], Reader] = request.param
+    return made
+
+
 class TestReading:
+    @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])  # it makes new ones
     @given(st.lists(st.sampled_from(REPLIES), min_size=1, max_size=8), st.randoms(use_true_random=False))
-    def test_in_pieces(self, replies: list[tuple[bytes, Any]], chance: random.Random) -> None:
-        reader, found = Reader(), []
+    def test_in_pieces(
+        self, make_reader: Callable[[], Reader], replies: list[tuple[bytes, Any]], chance: random.Random
+    ) -> None:
+        reader, found = make_reader(), []
         data = b"".join(resp for resp, _ in replies)
         while data:
             size = chance.randint(1, len(data))
@@ -51,15 +67,15 @@ class TestReading:
             data = data[size:]
         assert found == [said for _, said in replies]
 
-    def test_errors_of_the_server(self) -> None:
-        reader = Reader()
+    def test_errors_of_the_server(self, make_reader: Callable[[], Reader]) -> None:
+        reader = make_reader()
         first, (second,) = reader.feed(b"-NOSCRIPT No matching script\r\n*1\r\n-WRONGTYPE no list\r\n")
         assert isinstance(first, exceptions.NoScriptError)
         assert isinstance(second, exceptions.ResponseError)
 
-    def test_what_is_no_reply(self) -> None:
-        reader = Reader()
-        with pytest.raises(exceptions.InvalidResponse, match="'H'"):
+    def test_what_is_no_reply(self, make_reader: Callable[[], Reader]) -> None:
+        reader = make_reader()
+        with pytest.raises(exceptions.InvalidResponse, match="H"):
             reader.feed(b"HTTP/1.1 400\r\n")
 
 
