@@ -72,7 +72,7 @@ class NativeLoop:
     """Runs a function in a daemon thread of the operating system while it is needed, even if there are greenlets.
 
     A greenlet would starve while another one computes for long. Any thread may call the methods, signal handlers, too.
-    A forked child has no such thread, and they do nothing.
+    In a forked child of a process that has the thread, they do nothing.
 
     Args:
         run: returns when it is not needed any more, or when `is_exiting`. What it raises is logged, and it is run anew
@@ -83,6 +83,7 @@ class NativeLoop:
     def __init__(self, run: Callable[[], object], is_needed: Callable[[], object]) -> None:
         self._run = run
         self._is_needed = is_needed
+        #: The process that has the thread.
         self._pid = os.getpid()
         #: The thread has it.
         self._at_work = native_lock()
@@ -100,7 +101,7 @@ class NativeLoop:
         if not self._is_needed() or not self._at_work.acquire(False):
             return
         try:
-            self._waker = Waker()
+            self._pid, self._waker = os.getpid(), Waker()
             if has_greenlets():
                 _check_descriptors(self._waker)
                 atexit.register(self._at_exit)
@@ -148,9 +149,11 @@ class NativeLoop:
                 try:
                     self._run()
                     break
-                except Exception:
+                except BaseException:
                     logger.exception("%r failed, and begins anew", self._run)
-                    self.sleep(_PAUSE_S)
+                if self.is_exiting:
+                    break
+                time.sleep(_PAUSE_S)
         finally:
             self._end()
         if not self.is_exiting:  # it may be needed since

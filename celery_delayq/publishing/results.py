@@ -33,7 +33,8 @@ def _prepared(get_backend: Callable[[], Any]) -> Any:
 
     For a chord, Celery subscribes to all of its header, and stores its size. So it looks first whether it can.
 
-    All threads share the backend of an app that has none: it keeps nothing, and Celery makes one for each greenlet.
+    All threads share the backend of an app that has none, as with `result_backend_thread_safe`: it keeps nothing, and
+    Celery makes one for each greenlet.
 
     Source: Celery 5.7 `RedisBackend.on_task_call` and `apply_chord`, `AsyncBackendMixin.add_pending_result`.
     """

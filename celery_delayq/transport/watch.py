@@ -76,7 +76,7 @@ class NodesWatch:
                 self._outage.ends()
                 pause_s = _SOON_S if self._lost or is_hurried or hanging.is_any_late() else _LOOK_S
             except Exception as exc:
-                pause_s = self._outage.note(exc)
+                pause_s = 0.0 if self._is_stopping else self._outage.note(exc)
             self._loop.sleep(pause_s)
 
     def _look(self) -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import base64
 import sys
+from collections import OrderedDict
+from collections.abc import Callable
 from datetime import datetime, timezone
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 from celery import Celery, chain, chord, group, signature
@@ -21,6 +23,13 @@ from tests.worker_app import protocol_1
 QUEUE = "of invalid tasks"
 
 ACCEPT = {"application/json", "application/x-python-serialize"}
+
+
+class Pair(NamedTuple):
+    """What pickle brings as it is, and JSON as a list."""
+
+    first: Any
+    second: Any
 
 
 @pytest.fixture(scope="module")
@@ -132,6 +141,14 @@ def test_nesting(app: Celery, place: str, depth: int, is_right: bool) -> None:
     sent = loads(hostile.nested(message(app), (place, "anything"), depth))
     for defect in (defect_of(sent, ACCEPT), late_defect_of(sent, ACCEPT)):
         assert defect == (None if is_right else "its anything is nested deeper than 100 levels")
+
+
+@pytest.mark.parametrize("nest", [lambda it: OrderedDict(a=it), lambda it: Pair(it, 1), lambda it: (it,)])
+def test_nesting_of_what_only_pickle_brings(app: Celery, nest: Callable[[Any], Any]) -> None:
+    sent = message(app)
+    for _ in range(101):
+        sent["headers"]["anything"] = nest(sent["headers"].get("anything"))
+    assert late_defect_of(sent, ACCEPT) == "its anything is nested deeper than 100 levels"
 
 
 def test_a_body_is_decoded_only_if_it_is_accepted(app: Celery) -> None:
