@@ -125,8 +125,9 @@ class Router:
             error: why; its message will name the node. One that refuses connections does not hang: asking it again
                 costs nothing.
         """
-        if isinstance(error, exceptions.RedisError) and str(node.address) not in str(error):
-            error.args = (f"Redis node {node.address}: {error}",)
+        name = f"Redis node {node.address}"
+        if isinstance(error, exceptions.RedisError) and name not in str(error):
+            error.args = (f"{name}: {error}",)
         self.topology.failed(node.address)
         if self._hurries_at(node) and isinstance(error, exceptions.TimeoutError) and deadline.left_s() > 0:
             hanging.hangs(node.address)

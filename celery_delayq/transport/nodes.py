@@ -51,8 +51,9 @@ class Nodes:
         if self._watch is None:
             self._watch = NodesWatch(self.topology, self._on_change)
             weakref.finalize(self, self._watch.stop, 0).atexit = False  # if nobody closes the connection
-        self._watch.hurry()
-        self._watch.start()
+        else:
+            self._watch.hurry()
+        self._watch.start()  # again, if the process had no more threads
 
     def lose(self, address: Address | None) -> None:
         """Fetch from a node again only when it answers. None: nobody knows which one; look soon."""

@@ -422,7 +422,7 @@ def test_errors_of_other_commands_name_the_node(own: Cluster, redis_server: Priv
             "schedule pause unknown",
             "orphans list",
         ):
-            failed(run(app, *command.split()), node.address)
+            failed(run(app, *command.split()), f"Redis node {node.address}" if how == "hangs" else node.address)
 
 
 @pytest.mark.thorough

@@ -130,5 +130,5 @@ def test_nobody_waits_for_the_slot_of_the_registry(topology: Topology) -> None:
 
 def test_its_errors_name_the_node(node: ClusterNode, hurried: Routed) -> None:
     node.suspend()
-    with pytest.raises(redis.TimeoutError, match=str(node.address)), hurried.pipeline() as pipe:
+    with pytest.raises(redis.TimeoutError, match=f"Redis node {node.address}"), hurried.pipeline() as pipe:
         pipe.get(KEY).execute()
