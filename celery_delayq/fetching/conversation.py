@@ -60,6 +60,7 @@ class Conversation:
     Attributes:
         on_closed: called with the error when the connection was closed, and all that had no answer has got the error.
         lost: why the answer to a fetch was lost, so that the server may have moved messages; empty if none was.
+        has_timed_out: whether the last connection ended because the server did not answer.
         on_changed: called by the watchdog with names of lists that were written to; None if all may have been.
     """
 
@@ -79,8 +80,7 @@ class Conversation:
         #: The thread that has fetched last.
         self._thread = 0
         self.lost = ""
-        #: Whether the last connection ended because the server did not answer.
-        self._is_unanswered = False
+        self.has_timed_out = False
         #: How many questions have no answer.
         self._questions = 0
         #: Since when the first of what is not written yet waits (monotonic), and whether any of it must not.
@@ -248,7 +248,7 @@ class Conversation:
             connection.connect()
             self._identity, self._tracks = identify(connection), None
             self._thread, self._wire = threading.get_ident(), Wire(connection)
-            self._is_unanswered = False
+            self.has_timed_out = False
         return self._wire
 
     def read(self) -> None:
@@ -363,7 +363,7 @@ class Conversation:
             with suppress(*CONNECTION_ERRORS):
                 wire.send(pong.append, "PING")
                 return self.wait(lambda: pong, within_s)
-        return not self._is_unanswered
+        return not self.has_timed_out
 
     def adopt(self) -> None:
         """Let this thread be the one that fetches: the other one does not any more."""
@@ -386,7 +386,7 @@ class Conversation:
 
     def close(self, exc: BaseException) -> None:
         """Close the connection. What has no answer gets an error instead."""
-        self._is_unanswered |= isinstance(exc, exceptions.TimeoutError)
+        self.has_timed_out |= isinstance(exc, exceptions.TimeoutError)
         wire, self._wire = self._wire, None
         if wire is None:
             return

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
+import kombu
 import pytest
 
+import celery_delayq
 from examples.private_redis import PrivateRedis
 from tests.ledger import Ledger
 from tests.redis_cluster import servers
@@ -110,3 +112,28 @@ def test_publishing_to_other_nodes_goes_on(redis_server: PrivateRedis, key: str)
         stuck.join()
         with Worker("-Q", ",".join(others), broker=cluster.url(3), ledger=ledger.url):
             wait_until(lambda: found <= set(ran(ledger)), "all were stored")
+
+
+def test_a_consumer_that_had_no_answer_in_time_does_not_wait_for_one_again(caplog: pytest.LogCaptureFixture) -> None:
+    celery_delayq.register()
+    with (
+        servers.cluster(settings=("--cluster-node-timeout", "300000")) as cluster,
+        kombu.Connection(cluster.url(3)) as connection,
+        connection.SimpleQueue("q0") as queue,
+    ):
+        victim = cluster.owner("q0")
+        queue.put("before")
+        message = queue.get(timeout=30)
+
+        def is_lost() -> bool:
+            with suppress(queue.Empty):
+                queue.get(timeout=0.1)
+            return "is lost" in caplog.text
+
+        assert not is_lost()  # it waits for the next message, so that nothing is asked
+        with suspended(victim):
+            message.ack()
+            wait_until(is_lost, "it notices")
+            assert f"Redis node {victim.address} is lost: Redis does not answer. Its queues wait" in caplog.text
+        queue.put("after")
+        assert queue.get(timeout=30).payload == "after"
