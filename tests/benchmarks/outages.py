@@ -37,7 +37,7 @@ _DELAYED, _FIRST = 10, 100
 
 _SETTLED_S = 3.0
 
-_KEPT, _BACK = Target(90, at_most=False), Target(2)
+_KEPT, _BACK = Target(99, at_most=False), Target(2)
 
 
 @dataclass(frozen=True)
@@ -115,15 +115,25 @@ def _message(app: Celery, nodes: Cluster) -> Any:
 
 @contextmanager
 def _published(app: Celery, queues: Sequence[str] = QUEUES) -> Iterator[None]:
-    """Publish to all queues while the block lasts: in threads, so that no queue waits for another one's node."""
+    """Publish to all queues while the block lasts.
+
+    In threads, each with a connection of its own, so that no queue waits for another one's node.
+    """
     stop = threading.Event()
     with ExitStack() as stack:
-        stack.callback(stop.set)
         for number, queue in enumerate(queues):
             for countdown_s in (None, _COUNTDOWN_S):
-                note = partial(app.tasks["note"].apply_async, queue=queue, countdown=countdown_s, retry=False)
+                producer = stack.enter_context(app.connection_for_write()).Producer()
+                note = partial(
+                    app.tasks["note"].apply_async,
+                    queue=queue,
+                    countdown=countdown_s,
+                    producer=producer,
+                    retry=False,
+                )
                 value = number + (_DELAYED if countdown_s else 0)
                 threading.Thread(target=_publish, args=(stop, note, value), daemon=True).start()
+        stack.callback(stop.set)
         yield
 
 
