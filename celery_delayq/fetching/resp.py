@@ -84,7 +84,7 @@ class PythonReader:
             elif line == b"-1":
                 pass
             elif kind == _TEXT:
-                end = after + int(line)
+                end = after + _size(line)
                 self._needed = end + 2
                 if size < self._needed:
                     self._needed -= at
@@ -94,7 +94,7 @@ class PythonReader:
             elif line == b"0":
                 value = []
             else:
-                self._arrays.append((int(line), []))
+                self._arrays.append((_size(line), []))
                 at = after
                 continue
             at = after
@@ -116,8 +116,22 @@ def _error(line: bytes) -> Exception:
     return error
 
 
+def _number(line: bytes) -> int:
+    try:
+        return int(line)
+    except ValueError:
+        raise exceptions.InvalidResponse(f"Redis sent {line!r:.100} in place of a number") from None
+
+
+def _size(line: bytes) -> int:
+    size = _number(line)
+    if size < 0:
+        raise exceptions.InvalidResponse(f"Redis sent {size} as a length")
+    return size
+
+
 #: What becomes of the rest of a line. Other lines say how long the text is that follows, or how many parts do.
-_LINES: dict[int, Callable[[bytes], Any]] = {ord("+"): bytes, ord("-"): _error, ord(":"): int}
+_LINES: dict[int, Callable[[bytes], Any]] = {ord("+"): bytes, ord("-"): _error, ord(":"): _number}
 _TEXT, _ARRAY = b"$*"
 
 #: What hiredis gives instead of a reply that is not complete.

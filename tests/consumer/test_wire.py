@@ -78,10 +78,20 @@ class TestReading:
         assert isinstance(first, exceptions.NoScriptError)
         assert isinstance(second, exceptions.ResponseError)
 
-    def test_what_is_no_reply(self, make_reader: Callable[[], Reader]) -> None:
-        reader = make_reader()
-        with pytest.raises(exceptions.InvalidResponse, match=r"['\"]H['\"]"):
-            reader.feed(b"HTTP/1.1 400\r\n")
+    @pytest.mark.parametrize(
+        ("data", "said"),
+        [
+            (b"HTTP/1.1 400\r\n", r"['\"]H['\"]"),
+            (b":abc\r\n", "Redis sent|integer|length"),
+            (b"$abc\r\n", "Redis sent|integer|length"),
+            (b"$-2\r\n", "Redis sent|integer|length"),
+            (b"*abc\r\n", "Redis sent|integer|length"),
+            (b"*-2\r\n", "Redis sent|integer|length"),
+        ],
+    )
+    def test_what_is_no_reply(self, make_reader: Callable[[], Reader], data: bytes, said: str) -> None:
+        with pytest.raises(exceptions.InvalidResponse, match=said):
+            make_reader().feed(data)
 
 
 @pytest.fixture
