@@ -238,6 +238,11 @@ class Fetcher:
         """For how long its server owes an answer, in seconds; 0 if it owes none."""
         return 0.0 if self.consumer is None else self.consumer.conversation.owes_for_s
 
+    @property
+    def has_timed_out(self) -> bool:
+        """Whether its server has not answered in time, so that whoever connects to it again may wait, too."""
+        return self.consumer is not None and self.consumer.conversation.has_timed_out
+
     def wait(self) -> None:
         """Wait on the server for messages in the lists that were found empty."""
         if self.is_sparing:

@@ -92,6 +92,9 @@ class NodeFetchers(Fetchers):
     def _follow(self) -> None:
         transport, topology = self._channel.connection, self._channel.topology
         transport.stations.check_former()
+        for fetcher in self._all:
+            if fetcher.has_timed_out:
+                self.lose(fetcher, exceptions.TimeoutError("Redis does not answer"))
         if topology.version == self._version and not self._is_changed:
             if time.monotonic() >= self._bind_at:
                 self._bind()
@@ -142,7 +145,7 @@ class NodeFetchers(Fetchers):
         self._wait_no_more(fetcher.server)
         fetcher.abandon()
         if self._channel.connection is not None:
-            self._channel.connection.stations.retire(fetcher.server)
+            self._channel.connection.stations.retire(fetcher.server, fetcher.consumer)
 
     def lose(self, fetcher: Fetcher, exc: Exception) -> None:
         """Handle that a node is lost: its queues wait until it, or its successor, answers."""

@@ -80,9 +80,9 @@ class Stations:
 
     # -- the end
 
-    def retire(self, server: str) -> None:
-        """Fetch nothing from a server any more, see `Station.retire`. Does nothing if there is no station."""
-        if server in self._stations:
+    def retire(self, server: str, consumer: Consumer | None) -> None:
+        """Fetch nothing with a consumer any more, see `Station.retire`. Another one may be at its server by now."""
+        if server in self._stations and self._stations[server].consumer is consumer:
             with self._leaving([server]) as (station, *_):
                 station.retire()
 

@@ -119,8 +119,9 @@ def test_what_a_pool_has_taken_is_held_all_the_time(
         if how == "close":
             connection.close()
         else:
+            consumer = transport.stations.holder(message.delivery_tag)
             for server in servers_of(any_broker):
-                transport.stations.retire(server)
+                transport.stations.retire(server, consumer)
         assert asked
         assert all(asked)
         assert in_flight(ours.client) == 1
