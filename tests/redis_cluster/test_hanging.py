@@ -130,7 +130,8 @@ def test_a_consumer_that_had_no_answer_in_time_does_not_wait_for_one_again(caplo
                 queue.get(timeout=0.1)
             return "is lost" in caplog.text
 
-        assert not is_lost()  # it waits for the next message, so that nothing is asked
+        waits = lambda: not is_lost() and victim.client.info("clients")["blocked_clients"]  # noqa: E731
+        wait_until(waits, "it waits for the next message, so that nothing is asked")
         with suspended(victim):
             message.ack()
             wait_until(is_lost, "it notices")
