@@ -64,6 +64,8 @@ class Others:
             client, [("ZRANGEBYSCORE", key, "(0", "+inf", "LIMIT", 0, _MOST_STRANGERS) for key in unread]
         )
         self._read = set(joined)
+        if unread:  # consumers that nobody knows there may have messages, see `left_behind`
+            self._scan_at = -math.inf
         return {other.decode("utf-8", "replace") for known in replies for other in known or ()}
 
     def left_behind(self, client: redis.Redis, now: float) -> set[str]:

@@ -192,6 +192,17 @@ class TestKilled:
         assert consumers.waiting() == recovered(b"1", b"2")
         assert not consumers.client.exists(f"delayq:inflight:{{q}}:{process.id}")
 
+    def test_process_whose_lease_was_deleted_before_its_list_was_joined(self, consumers: Consumers) -> None:
+        """Whoever joins a list looks what was left behind there, and not half a minute later."""
+        with lone(consumers, b"1", b"2") as process:
+            consumers.client.delete("delayq:consumers:{q}")
+            process.kill()
+            consumer = consumers.start("other", lease_s=LONG_S)
+            wait_for_looks(consumers, 1)
+            consumer.join("q")
+            wait_until(lambda: len(consumers.waiting()) == 2, "they are put back", 15)
+        assert consumers.waiting() == recovered(b"1", b"2")
+
     def test_nobody_who_has_left_in_order(self, consumers: Consumers, caplog: pytest.LogCaptureFixture) -> None:
         others = {consumers.start(lease_s=LONG_S).id for _ in range(2)}
         leaver = consumers.start(lease_s=LONG_S)

@@ -148,7 +148,7 @@ def test_no_connection_is_left(redis_server: PrivateRedis, app: Celery) -> None:
                 app.tasks["send"].apply_async((1, 60), countdown=60)
                 DelayQTester(app).advance(minutes=2)
                 assert others(client) > before
-        wait_until(lambda: others(client) == before, "the server has noticed")
+        wait_until(lambda: others(client) <= before, "the server has noticed")  # some were there from before
 
 
 def test_results_that_are_not_on_redis_stay_where_they_are(redis_server: PrivateRedis) -> None:
