@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
+from itertools import islice
 from threading import Event
 
 import pytest
@@ -80,10 +82,10 @@ def test_what_comes_while_it_begins() -> None:
                 assert isinstance(it.told, exceptions.NoPermissionError)
                 it.subscribe("a")
                 it.subscribe("b")
-                heard = [it.hear(10) for _ in range(20)]
+                heard = list(islice(iter(partial(it.hear, 10), Heard("b")), 10_000))
+                assert len(heard) < 10_000, "it is subscribed to both"
                 assert heard[0] == Heard("a")
-                assert heard.count(Heard("b")) == 1
-                assert heard.count(Heard("a", "hello")) == 18
+                assert set(heard[1:]) | {it.hear(10) for _ in range(20)} == {Heard("a", "hello")}
 
 
 def test_it_is_lost(redis_server: PrivateRedis, client: redis.Redis) -> None:
