@@ -10,8 +10,7 @@ from tests.soak.faults import Fault
 from tests.soak.scene import Scene
 from tests.soak.verdict import Verdict
 
-#: What is not there when no task has run for so long, in seconds, is lost. Stock restores every 10 s what is older than
-#: its timeout.
+#: What is not there after so long, in seconds, is lost. Stock restores every 10 s what is older than its timeout.
 _DRAIN_S, _STOCK_DRAIN_S = 60.0, 90.0
 
 #: It runs so long before the first strike, and after the last one.
