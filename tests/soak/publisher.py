@@ -24,6 +24,9 @@ from celery_delayq.options.unique import For
 #: Published at once, so that workers find a backlog; in seconds of the rate.
 _BURST_S = 0.1
 
+#: A publisher that was held up makes up for so much of what it missed, in seconds of the rate, and leaves out the rest.
+_MADE_UP_S = 1.0
+
 #: Every so many tasks, one takes long.
 _LONG_EVERY, _LONG_S = 60, 0.5
 
@@ -62,6 +65,30 @@ class Booking:
     outcome: Outcome
     error: str = ""
     sent_s: float = math.inf
+
+
+class Pace:
+    """When to publish the next task: at a steady rate, in bursts.
+
+    A server that is slow for a minute is not sent all of that minute at once when it is well again: workers would
+    need longer for that than they are given.
+
+    Args:
+        rate: tasks a second.
+        start_s: when to begin, by a monotonic clock.
+    """
+
+    def __init__(self, rate: float, start_s: float) -> None:
+        self._burst = rate * _BURST_S
+        self._start_s = start_s
+        self._numbers = itertools.count()
+
+    def next(self, now_s: float) -> float:
+        """Return when to publish the next task, by the clock that says `now_s`."""
+        at_s = self._start_s + next(self._numbers) // self._burst * _BURST_S
+        missed_s = max(0.0, now_s - at_s - _MADE_UP_S)
+        self._start_s += missed_s
+        return at_s + missed_s
 
 
 class Publisher:
@@ -119,10 +146,10 @@ class Publisher:
             channel = connection.channel()
             channel.client.set_retry(Retry(NoBackoff(), 0))
             producer = self._app.amqp.Producer(channel, auto_declare=False)
-            start = time.monotonic()
+            pace = Pace(self._rate, time.monotonic())
             for number in itertools.count():
-                at_s = start + (number // (self._rate * _BURST_S)) * _BURST_S
-                if self._stop.wait(max(0.0, at_s - time.monotonic())):
+                now_s = time.monotonic()
+                if self._stop.wait(max(0.0, pace.next(now_s) - now_s)):
                     return
                 options = (
                     {"priority": luck.choice((3, 6, 9))} if self._has_options and number % _OPTIONS_EVERY == 0 else {}
