@@ -1,4 +1,4 @@
-"""Tests of the project: `python manage.py test`. They need the broker, but no worker."""
+"""Tests of the project. They need no worker, but a broker for them alone: they cancel what waits there."""
 
 from __future__ import annotations
 
