@@ -273,18 +273,23 @@ class Scene:
 
     @contextmanager
     def refused(self) -> Iterator[None]:
-        """Take down that the broker refuses writes: whoever is killed shortly after has not acknowledged since."""
-        begin_s = time.time()
+        """Take down that the broker refuses writes: whoever is killed shortly after has not acknowledged since.
+
+        Nor since the refusal before, if this one follows shortly after it.
+        """
+        begin_s = self._unwritten_since(time.time())
         yield
         self._refused_s = begin_s, time.time()
 
+    def _unwritten_since(self, now_s: float) -> float:
+        """Return since when workers may not have acknowledged: a refusal was over only just now, or there was none."""
+        since_s, until_s = self._refused_s
+        return since_s if now_s < until_s + _WRITTEN_S else now_s
+
     @contextmanager
     def _harming(self, workers: Sequence[Worker], *, kills: bool = False) -> Iterator[None]:
-        begin_s = time.time()
-        killed_s = begin_s if kills else math.inf
-        refused_since_s, refused_until_s = self._refused_s
-        if begin_s < refused_until_s + _WRITTEN_S:
-            begin_s = refused_since_s
+        now_s = time.time()
+        begin_s, killed_s = self._unwritten_since(now_s), now_s if kills else math.inf
         yield
         self.harms.append(Harm(frozenset(worker.pid for worker in workers), begin_s, time.time(), killed_s))
 
