@@ -15,7 +15,7 @@ from redis import exceptions
 from celery_delayq.basics.errors import InvalidEta
 from celery_delayq.basics.times import to_datetime
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue.connections import NOT_SERVING
+from celery_delayq.queue.connections import NOT_SERVING, hurried
 from celery_delayq.transport.eta import eta_ms_of, seconds_until
 from celery_delayq.transport.messages import DUE_PROPERTY, encode, headers_of
 from celery_delayq.transport.protocols import Channel
@@ -75,6 +75,7 @@ class EtaTasks:
                 consumer=consumer.id,
                 eta=to_datetime(due_ms),
                 message_id=headers["id"],
+                client=hurried(self._channel.plain_client),
             )
         except NOT_SERVING:
             raise

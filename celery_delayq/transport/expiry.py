@@ -17,12 +17,14 @@ from typing import TYPE_CHECKING
 
 from redis.exceptions import ResponseError
 
-from celery_delayq.queue.connections import NOT_SERVING, refusals
+from celery_delayq.queue.connections import CONNECTION_ERRORS, hurried, is_cluster, refusals
 
 if TYPE_CHECKING:  # which a producer need not load
+    import redis
+
     from celery_delayq.transport.protocols import Channel
 
-#: When a renewal that was refused is tried again, in seconds.
+#: When a renewal that was refused, or had no answer, is tried again, in seconds.
 _AGAIN_S = 1.0
 
 logger = getLogger(__name__)
@@ -58,7 +60,7 @@ class Expiry:
     def used(self, queue: str) -> None:
         """Renew the TTL of all lists of a queue, as kombu does when a message is put there."""
         if self._channel.connection.expires_ms:
-            self._renew(self._lists([queue]))
+            self._renew(self._channel.plain_client, self._lists([queue]))
 
     def keep_now(self) -> None:
         """Make the next `keep` renew at once, because the consumed queues have changed."""
@@ -67,8 +69,10 @@ class Expiry:
     def keep(self) -> None:
         """Renew the TTL of all consumed lists before it ends. Costs nothing if no queue expires.
 
+        Lists of a node that is lost wait until it is back, as for fetches.
+
         Raises:
-            redis.ConnectionError: the connection is lost.
+            redis.ConnectionError: the connection to a single server is lost.
         """
         if not self._channel.connection.expires_ms or time.monotonic() < self._keep_at:
             return
@@ -77,13 +81,15 @@ class Expiry:
             self._keep_at = time.monotonic() + _LOOK_S
             return
         self._keep_at = time.monotonic() + min(lists.values()) / 1000 / _RENEWALS
+        client = hurried(self._channel.plain_client)
         try:
-            self._renew(lists)
-        except NOT_SERVING:
-            raise
-        except ResponseError as exc:
-            if refusals.note(exc, logger):
-                self._keep_at = time.monotonic() + _AGAIN_S
+            self._renew(client, lists)
+        except (*CONNECTION_ERRORS, ResponseError) as exc:
+            is_away = isinstance(exc, CONNECTION_ERRORS)
+            if is_away and not is_cluster(client):
+                raise
+            if is_away or refusals.note(exc, logger):
+                self._keep_at = min(self._keep_at, time.monotonic() + _AGAIN_S)
             else:
                 logger.warning("Cannot extend the TTL of queues, so they may expire while they are consumed: %s", exc)
 
@@ -91,10 +97,10 @@ class Expiry:
         known = self._channel.connection.expires_ms
         return {name: known[name] for queue in queues for name in self._channel.broker_lists(queue) if name in known}
 
-    def _renew(self, lists: dict[str, int]) -> None:
+    def _renew(self, client: redis.Redis, lists: dict[str, int]) -> None:
         if not lists:
             return
-        with self._channel.plain_client.pipeline(transaction=False) as pipe:
+        with client.pipeline(transaction=False) as pipe:
             for name, expires_ms in lists.items():
                 pipe.pexpire(name, expires_ms)
             pipe.execute()

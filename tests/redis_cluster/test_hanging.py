@@ -5,17 +5,22 @@ Timeouts of connections are so long here that whoever waits for the node fails t
 
 from __future__ import annotations
 
+import json
 import re
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import kombu
 import pytest
 
 import celery_delayq
+from celery_delayq import DelayedQueue
 from examples.private_redis import PrivateRedis
+from tests.fetching.reading import Reader, queue
+from tests.fetching.test_expiring_queues import kombu_5_7
+from tests.integration.publishing import LATER
 from tests.ledger import Ledger
 from tests.redis_cluster import servers
 from tests.redis_cluster.servers import Cluster, ClusterNode
@@ -113,6 +118,69 @@ def test_publishing_to_other_nodes_goes_on(redis_server: PrivateRedis, key: str)
         stuck.join()
         with Worker("-Q", ",".join(others), broker=cluster.url(3), ledger=ledger.url):
             wait_until(lambda: found <= set(ran(ledger)), "all were stored")
+
+
+@kombu_5_7
+@pytest.mark.parametrize("how", ["hangs", "is gone"])
+def test_queues_of_other_nodes_that_expire_go_on(how: str) -> None:
+    """The TTL of all of them is renewed several times a second."""
+    celery_delayq.register()
+    with (
+        servers.cluster(settings=("--cluster-node-timeout", "300000")) as cluster,
+        kombu.Connection(cluster.url(3), transport_options=CONF["broker_transport_options"]) as connection,
+        ExitStack() as stack,
+    ):
+        victim = cluster.owner("q1")  # neither the registry nor the bindings are there
+        other = next(name for name in QUEUES if cluster.owner(name) is not victim)
+        client = cluster.owner(other).client
+        reader = Reader(connection.default_channel, *(queue(name, expires=2) for name in ("q1", other)))
+        connection.Producer().publish("body", routing_key=other)
+        (message,) = client.lrange(other, 0, -1)
+        assert reader.drain(1) == ["body"]
+        if how == "hangs":
+            stack.enter_context(suspended(victim))
+        else:
+            victim.kill()
+        for count in range(2, 8):
+            client.lpush(other, message)
+            reader.drain(count)
+            reader.wait(1.0)
+        client.lpush(other, message)
+        wait_until(lambda: reader.wait(0.1) and len(reader.messages) == 8, "it goes on")
+
+
+def test_a_task_with_a_distant_eta_whose_node_hangs_holds_up_no_others() -> None:
+    """It is fetched with a message before it, and should go to its delayed queue when its node hangs."""
+    celery_delayq.register()
+    with (
+        servers.cluster(settings=("--cluster-node-timeout", "300000")) as cluster,
+        kombu.Connection(cluster.url(3), transport_options=CONF["broker_transport_options"]) as connection,
+    ):
+        victim = cluster.owner("q1")  # neither the registry nor the bindings are there
+        other = next(name for name in QUEUES if cluster.owner(name) is not victim)
+        connection.transport.program.may_wait = lambda headers: True  # as in a worker
+        channel = connection.default_channel
+        for name in ("q1", other):
+            queue(name)(channel).declare()
+        producer = connection.Producer(channel)
+        producer.publish("first", routing_key="q1")
+        producer.publish("eta", routing_key="q1", headers={"task": "note", "id": "the-id"})
+        raw = json.loads(victim.client.lpop("q1"))
+        raw["headers"]["eta"] = LATER.isoformat()
+        victim.client.lpush("q1", json.dumps(raw))
+        reader = Reader(channel, "q1", prefetch=10)
+        reader.consumer.on_message = lambda message: (victim.suspend(), reader.messages.append(message))
+        try:
+            reader.drain(1)
+            second = Reader(channel, other)
+            producer.publish("other", routing_key=other)
+            assert second.drain(1) == ["other"]
+        finally:
+            victim.resume()
+        assert reader.bodies == ["first"]
+        wait_until(
+            lambda: second.wait(0.1) and DelayedQueue(victim.client, "q1").size() == 1, "the task is in its delayed queue"
+        )
 
 
 def test_a_consumer_that_had_no_answer_in_time_does_not_wait_for_one_again(caplog: pytest.LogCaptureFixture) -> None:
