@@ -302,13 +302,15 @@ class Conversation:
 
         Args:
             on_reply: see `Wire`.
-            what: the command.
+            what: the command. What has to arrive now goes by its text: perhaps nobody reads a NOSCRIPT soon.
             urgency: when it is written.
 
         Returns:
             False if there is no connection.
         """
         is_own = self.is_of_this_thread
+        if urgency == "now" and isinstance(what, Call):
+            what = what.by_text()
         try:
             wire = self._open() if is_own else self._wire
             if wire is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
+from functools import partial
 from logging import getLogger
 from types import MappingProxyType
 from typing import Literal
@@ -71,7 +72,8 @@ class HoldingConsumer:
         self.outbox = Outbox(
             id, leases, self._held, redelivery.put_back, expires_ms, conversation, self._on_acknowledged
         )
-        self.unique_keys = UniqueKeys(self._held, leases.keys_of, conversation.say)
+        urgency: Urgency = "soon" if collects else "now"
+        self.unique_keys = UniqueKeys(self._held, leases.keys_of, partial(conversation.say, urgency=urgency))
 
     def hold(self, name: str, message: bytes, holder: Holder | None = None) -> str:
         """Remember a fetched message; returns its tag, which is used to acknowledge it.

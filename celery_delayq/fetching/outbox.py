@@ -101,8 +101,6 @@ class Outbox:
         try:
             for _, some, command in self._commands(departures):
                 self.expect(some)
-                if isinstance(command, Call) and not all(departure.to == "nowhere" for departure in some.values()):
-                    command = command.by_text()  # it has to arrive now, and perhaps nobody reads a NOSCRIPT soon
                 if not self._conversation.say(partial(self._on_reply, some), command, urgency):
                     self._owe(some)
                     self._has_answer(some)

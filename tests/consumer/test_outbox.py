@@ -8,7 +8,7 @@ import pytest
 import redis
 
 from celery_delayq.fetching.consumer import Consumer
-from celery_delayq.queue.holds import Claim, Holder, holds_of, offer_unique
+from celery_delayq.queue.holds import Claim, Holder, Until, holds_of, offer_unique
 from celery_delayq.queue.keys import QueueKeys
 from tests.consumer.conftest import Consumers, in_another_thread
 from tests.consumer.test_refused import refused
@@ -103,6 +103,26 @@ def test_a_task_that_is_acknowledged_late_gives_up_its_unique_key(consumers: Con
     consumer.conversation.read_answers()
     wait_until(lambda: not consumers.in_flight(consumer), "it is acknowledged")
     assert holds_of(consumers.client, [keys], "key") == []
+
+
+@pytest.mark.parametrize("until", ["start", "done"])
+def test_without_an_event_loop_a_unique_key_is_given_up_although_the_server_has_forgotten_its_scripts(
+    consumers: Consumers, until: Until
+) -> None:
+    """Perhaps nobody reads that it has, for as long as a task takes."""
+    keys = QueueKeys.of("q")
+    claim = Claim("key", until, 60_000, "keep")
+    offer_unique(keys, claim=claim, task_id="1", due_ms=None, payload=b"m", mirrored=False).run(consumers.client)
+    consumer = consumers.make()
+    (message,) = consumer.fetch("q", 1)
+    tag = consumer.hold("q", message, Holder.of("key", "1"))
+    consumers.client.script_flush()
+    consumer.unique_keys.starts(tag, with_ack=False)
+    if until == "done":
+        consumers.client.script_flush()
+        consumer.ack(tag)
+        wait_until(lambda: not consumers.in_flight(consumer), "it is acknowledged")
+    wait_until(lambda: not holds_of(consumers.client, [keys], "key"), "it is given up")
 
 
 @pytest.mark.parametrize("how", ["requeued", "set aside", "given back"])
