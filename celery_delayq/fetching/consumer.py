@@ -139,6 +139,15 @@ class Consumer(HoldingConsumer):
         self._check_deleted()
         self.leases.check(self.client)
 
+    def check_open(self) -> None:
+        """Make sure that it was not retired.
+
+        Raises:
+            redis.ConnectionError: it was.
+        """
+        if self.is_closed:
+            raise exceptions.ConnectionError("the connection was given up")
+
     def end_leases(self, client: redis.Redis | None = None) -> bool:
         """End the leases on lists that are not consumed and have no held message; see `Leases.end`."""
         in_use = {*self.names, *(held.name for held in tuple(self._held.values()))}

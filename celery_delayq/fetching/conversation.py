@@ -218,8 +218,10 @@ class Conversation:
             self._on_asking(wire, True)
         self._questions += len(questions)
         try:
-            for what, on_answer in questions:
-                _send(wire, partial(self._on_answered, wire, on_answer), what)
+            # Together: CLIENT CACHING is about the very next command.
+            wire.send_together(
+                [_to_send(wire, partial(self._on_answered, wire, on_answer), what) for what, on_answer in questions]
+            )
         except exceptions.ConnectionError as exc:
             self.give_up(exc)
             raise
@@ -317,7 +319,7 @@ class Conversation:
                 return False
             if is_own and not wire.unsent:
                 self._unsent_since, self._is_urgent = time.monotonic(), False
-            _send(wire, on_reply, what)
+            wire.send_together([_to_send(wire, on_reply, what)])
         except (exceptions.RedisError, OSError):
             return False
         if is_own:
@@ -399,11 +401,10 @@ class Conversation:
         self.on_closed(exc)
 
 
-def _send(wire: Wire, on_reply: OnReply, what: Command) -> None:
-    """Send a command, or a call, which is sent again if the server does not know the script yet."""
+def _to_send(wire: Wire, on_reply: OnReply, what: Command) -> tuple[OnReply, tuple[Any, ...]]:
+    """Return a command for `Wire.send_together`. A call is sent again if the server does not know the script yet."""
     if not isinstance(what, Call):
-        wire.send(on_reply, *what)
-        return
+        return on_reply, what
 
     def on_first(reply: Any) -> None:
         if not isinstance(reply, exceptions.NoScriptError):
@@ -416,4 +417,4 @@ def _send(wire: Wire, on_reply: OnReply, what: Command) -> None:
         else:
             wire.flush()
 
-    wire.send(on_first, *what.by_digest())
+    return on_first, what.by_digest()

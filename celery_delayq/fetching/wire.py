@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from redis import exceptions
@@ -111,14 +111,19 @@ class Wire:
             on_reply: what to do with the reply.
             command: its name and arguments, of bytes, text or numbers.
         """
+        self.send_together([(on_reply, command)])
+
+    def send_together(self, commands: Iterable[tuple[OnReply, tuple[Any, ...]]]) -> None:
+        """Take commands as `send` does; none of another thread comes between them."""
         self._check_open()
-        entry = command, on_reply
-        self._queued.append(entry)
+        entries = [(command, on_reply) for on_reply, command in commands]
+        self._queued.extend(entries)  # one step, with the GIL and without it
         if self._error:  # `close` may have been too early to see it
-            try:
-                self._queued.remove(entry)
-            except ValueError:
-                return
+            for entry in entries:
+                try:
+                    self._queued.remove(entry)
+                except ValueError:
+                    return
             self._check_open()
 
     def flush(self) -> None:

@@ -13,6 +13,7 @@ from redis import exceptions
 from celery_delayq.basics.weak import call_of
 from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.conversation import LATE_ANSWER_S, Found
+from celery_delayq.queue.connections import LOST
 from celery_delayq.transport.lists import Lists
 from celery_delayq.transport.protocols import Cycle, Taker
 from celery_delayq.transport.station import Station
@@ -76,10 +77,12 @@ class Rounds:
 
         Raises:
             LeaseLost: others have given the consumer up.
-            redis.ConnectionError: the connection is lost.
+            redis.ConnectionError: the connection is lost, or another channel has lost that node of a cluster.
         """
         if self._failure:
             raise exceptions.ConnectionError(self._failure)
+        if consumer is not None:
+            consumer.check_open()
         lost = "" if consumer is None else consumer.conversation.lost
         if lost:
             raise exceptions.ConnectionError(f"a reply that may have had messages was lost: {lost}")
@@ -153,7 +156,10 @@ class Rounds:
             if found:
                 station.rare_lists.is_not_empty(name)
                 self._to_ask = None
-                self._taker.take(queue, name, found)
+                try:
+                    self._taker.take(queue, name, found)
+                except LOST as exc:  # a connection that waits, not the one that has answered
+                    self._fails(exc)
                 return
             self._idle.append((queue, name))
             station.rare_lists.is_empty(name)
@@ -170,8 +176,15 @@ class Rounds:
                 self._lists.refused(name, error)
                 return
         except exceptions.ConnectionError as exc:
-            self._failure = str(exc)
+            self._fails(exc)
+            return
         self._has_no_lease |= error is None
+        self._to_ask = None
+        self._cycle.wake()
+
+    def _fails(self, exc: Exception) -> None:
+        """Let the next `check` say that the connection is lost."""
+        self._failure = str(exc) or type(exc).__name__
         self._to_ask = None
         self._cycle.wake()
 

@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -206,6 +207,15 @@ def test_a_silent_connection_without_a_timeout(proxy: Proxy, monkeypatch: pytest
     wire.close(exceptions.ConnectionError("the test is over"))
 
 
+@contextmanager
+def switching_often() -> Iterator[None]:
+    """Let threads take turns after a few instructions."""
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    yield
+    sys.setswitchinterval(before)
+
+
 def test_several_threads_send(any_wire: Wire) -> None:
     """Each command gets its own reply, while one thread receives."""
     wire, replies = any_wire, list[tuple[int, Any]]()
@@ -223,6 +233,24 @@ def test_several_threads_send(any_wire: Wire) -> None:
     exchange(wire)
     assert len(replies) == 8_000
     assert all(reply == b"%d" % number for number, reply in replies)
+
+
+def test_nothing_comes_between_what_is_sent_together(any_wire: Wire) -> None:
+    wire, got = any_wire, list[tuple[int, Any]]()
+
+    def send(first: int) -> None:
+        for number in range(first, first + 2_000):
+            read = lambda reply, number=number: got.append((number, reply))  # noqa: E731
+            wire.send_together([(bool, ("SET", "key", number)), (read, ("GET", "key"))])
+            wire.flush()
+
+    with switching_often(), ThreadPoolExecutor(4) as threads:
+        sent = [threads.submit(send, first) for first in range(0, 8_000, 2_000)]
+        for it in sent:
+            it.result()
+    exchange(wire)
+    assert len(got) == 8_000
+    assert all(reply == b"%d" % number for number, reply in got)
 
 
 def test_a_signal_handler_sends_while_its_thread_does(wire: Wire) -> None:

@@ -179,7 +179,8 @@ def test_a_task_with_a_distant_eta_whose_node_hangs_holds_up_no_others() -> None
             victim.resume()
         assert reader.bodies == ["first"]
         wait_until(
-            lambda: second.wait(0.1) and DelayedQueue(victim.client, "q1").size() == 1, "the task is in its delayed queue"
+            lambda: second.wait(0.1) and DelayedQueue(victim.client, "q1").size() == 1,
+            "the task is in its delayed queue",
         )
 
 

@@ -1,0 +1,42 @@
+"""Channels of one kombu connection share a consumer at each node."""
+
+from __future__ import annotations
+
+import kombu
+import pytest
+
+import celery_delayq
+from celery_delayq.queue.keys import QueueKeys
+from tests.fetching.reading import Reader, waiting
+from tests.redis_cluster.servers import Cluster
+from tests.redis_cluster.test_half_moved import beside
+from tests.support import wait_until
+
+
+def test_a_consumer_that_one_channel_has_lost_is_used_by_no_other_one(
+    cluster: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    celery_delayq.register()
+    client, keys, beside_q = cluster.owner("q").client, QueueKeys.of("q"), beside(cluster, "q")
+    with kombu.Connection(cluster.url(3)) as connection:
+        other = Reader(connection.channel(), "q", prefetch=1, ack=False)
+        producer = connection.Producer()
+        producer.publish(0, routing_key="q")
+        assert other.drain(1) == [0]  # so it has no credit, and asks for nothing
+        one = Reader(connection.channel(), beside_q)
+        wait_until(lambda: one.wait(0.1) is not None and waiting(client), "one waits")
+        (former,) = client.zrange(keys.consumers, 0, -1)
+        for found in client.client_list():
+            if "b" in found["flags"]:
+                client.client_kill_filter(_id=found["id"])
+        wait_until(lambda: one.wait(0.1) is not None and "is lost" in caplog.text, "it has noticed")
+        other.messages[0].ack()
+        for number in range(1, 4):
+            producer.publish(number, routing_key="q")
+            assert other.drain(number + 1)[number] == number
+            if number < 3:
+                other.messages[number].ack()
+        in_use = lambda: other.wait(0.1) and client.zrange(keys.consumers, 0, -1)  # noqa: E731
+        wait_until(lambda: former not in in_use(), "the former consumer ends")
+        assert len(in_use()) == 1
+        assert other.bodies == [0, 1, 2, 3]
