@@ -48,18 +48,20 @@ class Wire:
     Args:
         connection: one of redis-py that speaks the second protocol, open and without a reply under way. It belongs to
             the wire from now on. If it has a method `understood`, that is given each error of the server.
+        timeout_s: how long the server may say nothing although it owes a reply, in seconds: for commands that wait
+            there. By default, `socket_timeout` of the connection.
 
     Every method but `close` raises `redis.ConnectionError` if the connection is lost. The owner closes it then.
     """
 
-    def __init__(self, connection: Any) -> None:
+    def __init__(self, connection: Any, timeout_s: float | None = None) -> None:
         self.connection = connection
         self._understood: Callable[[Any], Any] = getattr(connection, "understood", lambda error: error)
         self._sock = connection._sock
         self._sock.setblocking(False)
         self._is_tls = isinstance(self._sock, ssl.SSLSocket)
-        self._timeout_s: float = connection.socket_timeout or math.inf
-        self._speak_s: float = connection.health_check_interval or math.inf
+        self._timeout_s: float = timeout_s or connection.socket_timeout or math.inf
+        self._speak_s: float = math.inf if timeout_s else connection.health_check_interval or math.inf
         #: When something was read last, and when there was nothing more to read (monotonic).
         self._heard_at = self._looked_at = time.monotonic()
         self._reader = make_reader()

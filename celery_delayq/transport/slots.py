@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
-from contextlib import suppress
+from collections import deque
 from typing import Any
 
 from redis import exceptions
 
 from celery_delayq.fetching.abandoned import BLOCK_S
+from celery_delayq.fetching.wire import Wire
 from celery_delayq.queue.connections import LATE_S, LOST, NOT_SERVING, connection_of
 from celery_delayq.queue.subscription import identify
 
@@ -35,54 +36,50 @@ class Slot:
         #: Whether the command was sent and its reply not yet read.
         self.is_armed = False
         self._armed_at = 0.0
-        self.connection = connection_of(pool)
-        self.connection.connect()
-        self.identity = identify(self.connection)
+        connection = connection_of(pool)
+        connection.connect()
+        self.identity = identify(connection)
         #: How long the server waits at most, in seconds: a connection that waits longer is silent for too long.
-        self._block_s = min(BLOCK_S, self.connection.health_check_interval or BLOCK_S)
+        self._block_s = min(BLOCK_S, connection.health_check_interval or BLOCK_S)
+        self._wire = Wire(connection, self._block_s + _OVERDUE_S)
+        self._replies: deque[Any] = deque()
+
+    @property
+    def connection(self) -> Any:
+        """That of redis-py."""
+        return self._wire.connection
 
     def fileno(self) -> int:
-        """Return the file descriptor that the event loop polls; -1 once the connection is lost."""
-        sock = getattr(self.connection, "_sock", None)
-        return -1 if sock is None else int(sock.fileno())
-
-    def _check(self) -> None:
-        # redis-py would reconnect in order to send, and fail when it reads.
-        if self.fileno() < 0:
-            raise exceptions.ConnectionError(f"the connection that waited for messages of {self.name!r} was lost")
+        """Return the file descriptor that the event loop polls; -1 once the connection is closed."""
+        return self._wire.fileno()
 
     def arm(self) -> None:
         """Start waiting."""
-        self._check()
-        self.connection.send_command(
-            "BLMOVE", self.name, self._in_flight, "RIGHT", "LEFT", self._block_s, check_health=False
-        )
+        self._wire.send(self._replies.append, "BLMOVE", self.name, self._in_flight, "RIGHT", "LEFT", self._block_s)
+        self._wire.flush()
         self.is_armed = True
         self._armed_at = time.monotonic()
 
     def has_reply(self, wait_s: float = 0) -> bool:
-        """Return whether a reply was received. A socket may be readable without one, for example with TLS."""
-        self._check()
-        return bool(self.connection.can_read(timeout=wait_s))
+        """Return whether a whole reply has come within some seconds; if a part has, perhaps sooner."""
+        if not self._replies and self._wire.has_reply(wait_s):
+            self._wire.receive()
+        return bool(self._replies)
 
     def read(self) -> bytes | None:
-        """Return the message that has arrived; None if the wait ended without one.
+        """Return the message of a reply that has come; None if the wait ended without one.
 
         Raises:
             redis.ResponseError: the server refused the command.
         """
-        try:
-            self._check()
-            reply = self.connection.read_response(disable_decoding=True)
-        except NOT_SERVING as exc:
-            raise exceptions.ConnectionError(str(exc)) from None  # Celery logs the whole chain
-        except exceptions.ResponseError as exc:
-            if str(exc).startswith("UNBLOCKED"):  # sent by a master that becomes a replica and closes the connection
-                raise exceptions.ConnectionError(str(exc)) from None
-            raise
-        finally:
-            self.is_armed = False
-        return bytes(reply) if reply is not None else None
+        self.is_armed = False
+        reply = self._replies.popleft()
+        if isinstance(reply, Exception):
+            # A master that becomes a replica sends UNBLOCKED, and closes the connection.
+            if isinstance(reply, NOT_SERVING) or str(reply).startswith("UNBLOCKED"):
+                raise exceptions.ConnectionError(str(reply))
+            raise reply
+        return None if reply is None else bytes(reply)
 
     def is_overdue(self) -> bool:
         """Return whether the server should have answered long ago."""
@@ -101,5 +98,4 @@ class Slot:
     def disconnect(self) -> None:
         """Close the connection."""
         self.is_armed = False
-        with suppress(Exception):
-            self.connection.disconnect()
+        self._wire.close(exceptions.ConnectionError("nobody waits any more"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import pytest
@@ -26,7 +28,23 @@ def test_a_master_that_becomes_a_replica_is_a_lost_connection_and_nothing_else()
         with pytest.raises(redis.ConnectionError, match="UNBLOCKED") as raised:
             slot.read()
         assert raised.value.__cause__ is None
-        assert raised.value.__suppress_context__
+        assert raised.value.__context__ is None
+        slot.disconnect()
+
+
+def test_half_a_message_holds_up_nobody() -> None:
+    with PrivateRedis() as server, server.client() as client, server.client() as waiting:
+        slot = Slot(waiting.connection_pool, "q", "q", "in flight")
+        slot.arm()
+        wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "it waits")
+        message = bytes(50_000_000)  # more than fits into the buffers of the system
+        client.lpush("q", message)
+        os.kill(server.pid, signal.SIGSTOP)
+        for _ in range(3):
+            assert not slot.has_reply(0.1), "only half of it is there"
+        os.kill(server.pid, signal.SIGCONT)
+        wait_until(lambda: slot.has_reply(1.0), "all is there")
+        assert slot.read() == message
         slot.disconnect()
 
 
