@@ -401,10 +401,10 @@ class Conversation:
         self.on_closed(exc)
 
 
-def _to_send(wire: Wire, on_reply: OnReply, what: Command) -> tuple[OnReply, tuple[Any, ...]]:
+def _to_send(wire: Wire, on_reply: OnReply, what: Command) -> tuple[tuple[Any, ...], OnReply]:
     """Return a command for `Wire.send_together`. A call is sent again if the server does not know the script yet."""
     if not isinstance(what, Call):
-        return on_reply, what
+        return what, on_reply
 
     def on_first(reply: Any) -> None:
         if not isinstance(reply, exceptions.NoScriptError):
@@ -417,4 +417,4 @@ def _to_send(wire: Wire, on_reply: OnReply, what: Command) -> tuple[OnReply, tup
         else:
             wire.flush()
 
-    return on_first, what.by_digest()
+    return what.by_digest(), on_first

@@ -11,7 +11,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from redis import exceptions
@@ -113,17 +113,16 @@ class Wire:
             on_reply: what to do with the reply.
             command: its name and arguments, of bytes, text or numbers.
         """
-        self.send_together([(on_reply, command)])
+        self.send_together([(command, on_reply)])
 
-    def send_together(self, commands: Iterable[tuple[OnReply, tuple[Any, ...]]]) -> None:
+    def send_together(self, commands: Sequence[tuple[tuple[Any, ...], OnReply]]) -> None:
         """Take commands as `send` does; none of another thread comes between them."""
         self._check_open()
-        entries = [(command, on_reply) for on_reply, command in commands]
-        self._queued.extend(entries)  # one step, with the GIL and without it
+        self._queued.extend(commands)  # one step, with the GIL and without it
         if self._error:  # `close` may have been too early to see it
-            for entry in entries:
+            for command in commands:
                 try:
-                    self._queued.remove(entry)
+                    self._queued.remove(command)
                 except ValueError:
                     return
             self._check_open()

@@ -48,7 +48,7 @@ logger = getLogger(__name__)
 
 
 class Poller(kombu_redis.MultiChannelPoller):
-    """Fetches before it polls, and delivers one message per turn, as kombu does.
+    """Fetches before it polls, and delivers one message per turn, as kombu does; in a worker, some.
 
     kombu's own code serves fanout queues and queues that are consumed without acknowledgement.
 

@@ -241,7 +241,7 @@ def test_nothing_comes_between_what_is_sent_together(any_wire: Wire) -> None:
     def send(first: int) -> None:
         for number in range(first, first + 2_000):
             read = lambda reply, number=number: got.append((number, reply))  # noqa: E731
-            wire.send_together([(bool, ("SET", "key", number)), (read, ("GET", "key"))])
+            wire.send_together([(("SET", "key", number), bool), (("GET", "key"), read)])
             wire.flush()
 
     with switching_often(), ThreadPoolExecutor(4) as threads:
