@@ -24,7 +24,7 @@ What happens if the server refuses
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, suppress
+from contextlib import ExitStack, suppress
 from logging import getLogger
 
 import redis
@@ -39,7 +39,7 @@ from celery_delayq.fetching.holding import HoldingConsumer
 from celery_delayq.fetching.lease import Leases
 from celery_delayq.fetching.process import consumer_id
 from celery_delayq.fetching.wire import Wire
-from celery_delayq.queue.connections import CONNECTION_ERRORS
+from celery_delayq.queue.connections import CONNECTION_ERRORS, Connect
 from celery_delayq.queue.delayed_queue import database_of
 from celery_delayq.queue.scripts import Renewed
 from celery_delayq.queue.subscription import Identity
@@ -55,7 +55,7 @@ class Consumer(HoldingConsumer):
     threads cannot share connections.
 
     Args:
-        connect: returns a context manager that gives a client with a pool of its own, and closes it at the end.
+        connect: see `Connect`.
         client: for the thread of the consumer. By default, it makes one.
         lease_s: how long the consumer may be silent before others take its messages, in seconds.
         redelivery: see `Redelivery`.
@@ -76,7 +76,7 @@ class Consumer(HoldingConsumer):
 
     def __init__(
         self,
-        connect: Callable[[], AbstractContextManager[redis.Redis]],
+        connect: Connect,
         client: redis.Redis | None = None,
         *,
         lease_s: float = 30.0,

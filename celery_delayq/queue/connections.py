@@ -15,11 +15,15 @@ import socket
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from logging import ERROR, WARNING, Logger, LoggerAdapter
-from typing import Any, cast
+from typing import Any, TypeAlias, cast
 
 import redis
 from redis import exceptions
+
+#: Returns a context manager that gives a client with connections of its own, and closes these at the end.
+Connect: TypeAlias = Callable[[], AbstractContextManager[redis.Redis]]
 
 #: Errors of a server that cannot serve now: READONLY (a master that became a replica), MASTERDOWN (a replica without
 #: its master), CLUSTERDOWN. LOADING (it has just started) is already a `ConnectionError`.

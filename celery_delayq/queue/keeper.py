@@ -17,8 +17,8 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from logging import getLogger
 from typing import Protocol
 
@@ -26,7 +26,7 @@ import redis
 from redis import exceptions
 
 from celery_delayq.basics.native import NativeLoop
-from celery_delayq.queue.connections import CONNECTION_ERRORS, LATE_S, Outage
+from celery_delayq.queue.connections import CONNECTION_ERRORS, LATE_S, Connect, Outage
 from celery_delayq.queue.subscription import Heard, Subscription
 
 logger = getLogger(__name__)
@@ -80,14 +80,11 @@ class Keeper:
     It is a `NativeLoop`. Any thread may call the methods, signal handlers, too.
 
     Args:
-        connect: called for every (re)connection; returns a context manager that gives a client with its own
-            connections, and closes them. A `redis.Redis` is such a context manager.
+        connect: called for every (re)connection. What returns a `redis.Redis` will do.
         begins_after_s: how long after the first duty was added it connects for the first time, in seconds.
     """
 
-    def __init__(
-        self, connect: Callable[[], AbstractContextManager[redis.Redis]], *, begins_after_s: float = 0.0
-    ) -> None:
+    def __init__(self, connect: Connect, *, begins_after_s: float = 0.0) -> None:
         self._connect = connect
         self._begins_after_s = begins_after_s
         self._duties: list[Duty] = []

@@ -137,7 +137,7 @@ class TransferLoop:
         self._begins_at = 0.0
         # What belongs to one connection.
         self._client: Any = None
-        self._subscription: Any = None
+        self._subscription: Subscription | None = None
         self._is_listening = False
         self._next_look = 0.0
         #: The number of looks since the loop connected.
@@ -217,6 +217,7 @@ class TransferLoop:
                 return time.monotonic() + _DELAY_S
             # The first look follows the confirmation: queues that are registered later will be announced.
             self._next_look = time.monotonic() + self.settings.interval_s
+            assert self._subscription is not None
             self._served.connect(self._client, self._subscription)
             self._is_listening = True
         # The transfer follows this sleep directly, without even a look for messages.

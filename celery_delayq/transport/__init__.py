@@ -54,7 +54,7 @@ from __future__ import annotations
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from functools import cached_property, partial
 from logging import getLogger
 from typing import TYPE_CHECKING, Any
@@ -67,7 +67,7 @@ from redis import exceptions
 from celery_delayq.basics import deadline
 from celery_delayq.basics.errors import ConfigurationError
 from celery_delayq.options.settings import check_master_name, check_transport_options, check_urls
-from celery_delayq.queue.connections import NOT_SERVING, is_full, passing_refusal
+from celery_delayq.queue.connections import NOT_SERVING, Connect, is_full, passing_refusal
 from celery_delayq.schemes import register
 from celery_delayq.transport.bindings import Bindings
 from celery_delayq.transport.channel import DelayedChannel
@@ -82,8 +82,6 @@ from celery_delayq.transport.stations import Stations
 from celery_delayq.transport.urls import SeveralHosts, ensure_tls, hosts_of, name_whole, what_to_write
 
 if TYPE_CHECKING:  # what only a consumer, or a cluster, needs is imported when one needs it
-    import redis
-
     from celery_delayq.fetching.consumer import Consumer
     from celery_delayq.queue.keeper import Keeper
     from celery_delayq.transfer.loop import TransferLoop
@@ -213,7 +211,7 @@ class Transport(kombu_redis.Transport):
 
     # -- the servers of this connection
 
-    def keeper(self, server: str, connect: Callable[[], AbstractContextManager[redis.Redis]]) -> Keeper:
+    def keeper(self, server: str, connect: Connect) -> Keeper:
         """Return the keeper at a server, for its transfer loop and its consumer; made on first use.
 
         Args:

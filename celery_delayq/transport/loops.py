@@ -6,11 +6,12 @@ import weakref
 from collections.abc import Callable
 from functools import partial
 from logging import getLogger
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from celery_delayq.basics.weak import call_of
 
 if TYPE_CHECKING:  # what only a consumer needs is imported when one needs it
+    from celery_delayq.queue.connections import Connect
     from celery_delayq.transfer.failover_log import Moments
     from celery_delayq.transfer.loop import TransferLoop
     from celery_delayq.transfer.settings import TransferSettings
@@ -101,7 +102,7 @@ class Loops:
         for loop in self.all:
             loop.wake()
 
-    def _servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
+    def _servers(self) -> dict[str, tuple[Connect, Callable[[str], bool]]]:
         """Return how to connect to each server, and which lists it has."""
         from celery_delayq.transport.connector import Connector
 
@@ -110,7 +111,7 @@ class Loops:
             return connection.nodes.servers()
         return {"": (Connector(connection.client, failover=self.has_failover), lambda name: True)}
 
-    def _start(self, servers: dict[str, tuple[Any, Callable[[str], bool]]]) -> None:
+    def _start(self, servers: dict[str, tuple[Connect, Callable[[str], bool]]]) -> None:
         from celery_delayq.transfer.failover_log import FailoverLog
         from celery_delayq.transfer.loop import TransferLoop
 

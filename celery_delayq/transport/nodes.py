@@ -5,12 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 from celery_delayq.basics.native import native_lock
 from celery_delayq.cluster.client import Routed, own_connections
 from celery_delayq.cluster.node import Address
 from celery_delayq.cluster.topology import Topology
+from celery_delayq.queue.connections import Connect
 from celery_delayq.queue.registry import Registry
 from celery_delayq.transport.watch import NodesWatch
 
@@ -37,10 +37,10 @@ class Nodes:
             self._registry.turn = native_lock()
         return self._registry
 
-    def servers(self) -> dict[str, tuple[Any, Callable[[str], bool]]]:
+    def servers(self) -> dict[str, tuple[Connect, Callable[[str], bool]]]:
         """Return, for each master, how to connect to it, and which lists it has."""
         topology = self.topology
-        found: dict[str, tuple[Any, Callable[[str], bool]]] = {}
+        found: dict[str, tuple[Connect, Callable[[str], bool]]] = {}
         for address in [node.address for node in topology.masters()]:
             connect = partial(own_connections, topology, address, hurries_elsewhere=True)
             found[str(address)] = (connect, partial(topology.serves, address))

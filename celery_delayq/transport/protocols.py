@@ -11,7 +11,6 @@ What a member does stands where it is implemented.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 if TYPE_CHECKING:
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from celery_delayq.cluster.client import Routed
     from celery_delayq.cluster.topology import Topology
     from celery_delayq.fetching.consumer import Consumer
+    from celery_delayq.queue.connections import Connect
     from celery_delayq.queue.delayed_queue import DelayedQueue
     from celery_delayq.queue.keeper import Keeper
     from celery_delayq.transfer.loop import TransferLoop
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from celery_delayq.transport.paused import Paused
     from celery_delayq.transport.program import Program
     from celery_delayq.transport.publisher import Publisher
+    from celery_delayq.transport.qos import FetchingQoS
     from celery_delayq.transport.station import Station
     from celery_delayq.transport.stations import Stations
 
@@ -110,7 +111,7 @@ class Connection(Protocol):
     def paused(self) -> Paused: ...
     @property
     def fetches_ahead(self) -> bool: ...
-    def keeper(self, server: str, connect: Callable[[], AbstractContextManager[redis.Redis]]) -> Keeper: ...
+    def keeper(self, server: str, connect: Connect) -> Keeper: ...
     def ends_with(self, it: Consumer | TransferLoop) -> None: ...
     @property
     def client(self) -> Any: ...
@@ -134,7 +135,7 @@ class Channel(Protocol):
     @property
     def connection(self) -> Connection: ...
     @property
-    def qos(self) -> Any: ...
+    def qos(self) -> FetchingQoS: ...
     @property
     def task_queues(self) -> dict[str, str]: ...
     @property

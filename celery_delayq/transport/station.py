@@ -6,8 +6,7 @@ That is a consumer, its watchdog, and the lists that are rarely used.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Collection
-from contextlib import AbstractContextManager
+from collections.abc import Collection
 from functools import partial
 
 import redis
@@ -17,6 +16,7 @@ from celery_delayq.fetching.consumer import Consumer
 from celery_delayq.fetching.held import Redelivery
 from celery_delayq.fetching.watchdog import Watchdog
 from celery_delayq.fetching.wire import Wire
+from celery_delayq.queue.connections import Connect
 from celery_delayq.transport import redelivery
 from celery_delayq.transport.protocols import Connection
 from celery_delayq.transport.rare_lists import RareLists
@@ -39,7 +39,7 @@ class Station:
         self,
         transport: Connection,
         server: str,
-        connect: Callable[[], AbstractContextManager[redis.Redis]],
+        connect: Connect,
         client: redis.Redis,
     ) -> None:
         self.consumer = Consumer(
