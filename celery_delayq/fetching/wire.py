@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from redis import exceptions
@@ -51,6 +52,9 @@ class Wire:
         timeout_s: how long the server may say nothing although it owes a reply, in seconds: for commands that wait
             there. By default, `socket_timeout` of the connection.
 
+    Attributes:
+        heard_at: when something was read last (monotonic).
+
     Every method but `close` raises `redis.ConnectionError` if the connection is lost. The owner closes it then.
     """
 
@@ -62,8 +66,8 @@ class Wire:
         self._is_tls = isinstance(self._sock, ssl.SSLSocket)
         self._timeout_s: float = timeout_s or connection.socket_timeout or math.inf
         self._speak_s: float = math.inf if timeout_s else connection.health_check_interval or math.inf
-        #: When something was read last, and when there was nothing more to read (monotonic).
-        self._heard_at = self._looked_at = time.monotonic()
+        #: When there was nothing more to read (monotonic).
+        self.heard_at = self._looked_at = time.monotonic()
         self._reader = make_reader()
         #: What has come and is not handled yet. What is done with a reply may receive more, which must not overtake.
         self._replies: deque[Any] = deque()
@@ -89,7 +93,7 @@ class Wire:
     @property
     def is_silent(self) -> bool:
         """Whether nothing was read for so long that the connection may be lost."""
-        return time.monotonic() > self._heard_at + self._speak_s + LATE_S
+        return time.monotonic() > self.heard_at + self._speak_s + LATE_S
 
     @property
     def missing(self) -> int:
@@ -99,7 +103,7 @@ class Wire:
     @property
     def should_speak(self) -> bool:
         """Whether nothing was read for `health_check_interval`, and no reply is awaited."""
-        return not self.missing and time.monotonic() > self._heard_at + self._speak_s
+        return not self.missing and time.monotonic() > self.heard_at + self._speak_s
 
     @property
     def unsent(self) -> int:
@@ -120,12 +124,13 @@ class Wire:
         self._check_open()
         self._queued.extend(commands)  # one step, with the GIL and without it
         if self._error:  # `close` may have been too early to see it
+            found = False
             for command in commands:
-                try:
+                with suppress(ValueError):
                     self._queued.remove(command)
-                except ValueError:
-                    return
-            self._check_open()
+                    found = True
+            if found:
+                self._check_open()
 
     def flush(self) -> None:
         """Send what the server takes now; if another thread is just writing, that sends it."""
@@ -190,7 +195,7 @@ class Wire:
             raise
         if failed is not None:
             raise failed
-        if self._is_overdue:
+        if self.is_overdue:
             raise exceptions.TimeoutError("Redis does not answer")
 
     def _read(self) -> bytes:
@@ -210,7 +215,7 @@ class Wire:
                 self.flush()  # what others have queued meanwhile
         if not data:
             raise exceptions.ConnectionError("Redis closed the connection")
-        self._heard_at = time.monotonic()
+        self.heard_at = time.monotonic()
         return data
 
     def _handle(self, reply: Any) -> None:
@@ -233,10 +238,10 @@ class Wire:
         return max(0.0, self._looked_at - sent_at)
 
     @property
-    def _is_overdue(self) -> bool:
+    def is_overdue(self) -> bool:
         """Whether the server says nothing although it owes a reply: for longer than `socket_timeout`, or for long."""
         owes_for_s = self.owes_for_s
-        silent_for_s = min(owes_for_s, self._looked_at - self._heard_at)
+        silent_for_s = min(owes_for_s, self._looked_at - self.heard_at)
         return silent_for_s > self._timeout_s or (self.is_silent and owes_for_s > LATE_S)
 
     def has_reply(self, wait_s: float) -> bool:
@@ -246,7 +251,7 @@ class Wire:
             if self._error or self._replies or self._has_more or self._is_ready(until - time.monotonic()):
                 return True
             self._looked_at = time.monotonic()
-            if self._is_overdue:
+            if self.is_overdue:
                 return True
             if time.monotonic() >= until:
                 return False

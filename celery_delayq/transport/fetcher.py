@@ -312,10 +312,10 @@ class Fetcher:
 
         A task may run in this thread next, for long: until then, it waits for the server for at most `patience_s`.
         """
-        is_armed = any(slot.is_armed for slot in slots)
-        if not (is_armed or self.rounds.is_asking) or self.consumer is None or self.consumer.conversation.is_late:
+        can_end = any(slot.can_end for slot in slots)
+        if not (can_end or self.rounds.is_asking) or self.consumer is None or self.consumer.conversation.is_late:
             return
-        if is_armed:
+        if can_end:
             self._waits.end(slots, self._siblings.patience_s)
         else:
             self.consumer.conversation.read_answers(self._siblings.patience_s)
@@ -336,6 +336,7 @@ class Fetcher:
     def get(self, queue: str) -> Any:
         """Return one message of a queue as a kombu message, even if others consume the queue; None if it is empty."""
         consumer = self._begin().consumer
+        consumer.check_open()
         consumer.check()
         if not self._channel.connection.cycle.is_consuming:
             consumer.recover_lost()

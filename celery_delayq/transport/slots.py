@@ -43,6 +43,8 @@ class Slot:
         self._block_s = min(BLOCK_S, connection.health_check_interval or BLOCK_S)
         self._wire = Wire(connection, self._block_s + _OVERDUE_S)
         self._replies: deque[Any] = deque()
+        #: When something was read last before it began to wait, see `Wire`.
+        self._heard_at = self._wire.heard_at
 
     @property
     def connection(self) -> Any:
@@ -55,6 +57,7 @@ class Slot:
 
     def arm(self) -> None:
         """Start waiting."""
+        self._heard_at = self._wire.heard_at
         self._wire.send(self._replies.append, "BLMOVE", self.name, self._in_flight, "RIGHT", "LEFT", self._block_s)
         self._wire.flush()
         self.is_armed = True
@@ -81,9 +84,17 @@ class Slot:
             raise reply
         return None if reply is None else bytes(reply)
 
+    @property
+    def can_end(self) -> bool:
+        """Whether it waits, and nothing of the reply has come yet."""
+        return self.is_armed and self._wire.heard_at == self._heard_at
+
     def is_overdue(self) -> bool:
-        """Return whether the server should have answered long ago."""
-        return self.is_armed and time.monotonic() - self._armed_at > self._block_s + _OVERDUE_S
+        """Return whether the server should have answered long ago, and nothing comes."""
+        if not self.is_armed or time.monotonic() - self._armed_at <= self._block_s + _OVERDUE_S:
+            return False
+        self._wire.has_reply(0)  # it looks, after a long task, for example
+        return self._wire.is_overdue
 
     @property
     def is_forgotten(self) -> bool:

@@ -146,6 +146,8 @@ class Waits:
     def end(self, slots: Collection[Slot], within_s: float) -> None:
         """Let the server end waits. A message that has come all the same goes back at once.
 
+        Nobody waits for the rest of a reply that has begun: a message of many MB may take long.
+
         Args:
             slots: the connections.
             within_s: how long to wait for answers, in seconds. What comes later is not taken either.
@@ -154,7 +156,7 @@ class Waits:
             redis.ConnectionError: the connection is lost.
         """
         consumer = self._taker.consumer
-        armed = [slot for slot in slots if slot.is_armed]
+        armed = [slot for slot in slots if slot.can_end]
         until = time.monotonic() + within_s
         while consumer is not None and armed and self._can_unblock:
             self._taker.unsettle()
@@ -165,7 +167,7 @@ class Waits:
                 message = self._read(slot, _UNBLOCK_AGAIN_S) if slot.is_armed else None
                 if message is not None:
                     consumer.give_back(slot.name, [message])
-            armed = [slot for slot in armed if slot.is_armed]
+            armed = [slot for slot in armed if slot.can_end]
             if time.monotonic() >= until:
                 break
 

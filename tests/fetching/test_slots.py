@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import redis
 
 from celery_delayq.fetching.consumer import Consumer
+from celery_delayq.transport import slots
 from celery_delayq.transport.lists import Lists
 from celery_delayq.transport.slots import Slot
 from celery_delayq.transport.waits import Waits
@@ -32,20 +36,47 @@ def test_a_master_that_becomes_a_replica_is_a_lost_connection_and_nothing_else()
         slot.disconnect()
 
 
+#: More than fits into the buffers of the system.
+_BIG = bytes(50_000_000)
+
+
+@contextmanager
+def half_sent(server: PrivateRedis, client: redis.Redis, name: str) -> Iterator[None]:
+    """A server that is suspended as it sends a message to whoever waits for it."""
+    client.lpush(name, _BIG)
+    os.kill(server.pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(server.pid, signal.SIGCONT)
+
+
 def test_half_a_message_holds_up_nobody() -> None:
     with PrivateRedis() as server, server.client() as client, server.client() as waiting:
         slot = Slot(waiting.connection_pool, "q", "q", "in flight")
         slot.arm()
         wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "it waits")
-        message = bytes(50_000_000)  # more than fits into the buffers of the system
-        client.lpush("q", message)
-        os.kill(server.pid, signal.SIGSTOP)
-        for _ in range(3):
-            assert not slot.has_reply(0.1), "only half of it is there"
-        os.kill(server.pid, signal.SIGCONT)
+        with half_sent(server, client, "q"):
+            for _ in range(3):
+                assert not slot.has_reply(0.1), "only half of it is there"
         wait_until(lambda: slot.has_reply(1.0), "all is there")
-        assert slot.read() == message
+        assert slot.read() == _BIG
         slot.disconnect()
+
+
+def test_what_comes_slowly_is_not_overdue(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(slots, "_OVERDUE_S", 2.0 - slots.BLOCK_S)
+    with PrivateRedis() as server, server.client() as client, server.client() as waiting:
+        silent, slow = (Slot(waiting.connection_pool, name, name, "in flight") for name in ("silent", "slow"))
+        silent.arm()
+        slow.arm()
+        begins_at = time.monotonic() + 1
+        wait_until(lambda: slow.has_reply(0.1) or time.monotonic() > begins_at, "a part of the time has passed")
+        with half_sent(server, client, "slow"):
+            wait_until(lambda: not slow.has_reply(0.1) and silent.is_overdue(), "the other one is overdue")
+            assert not slow.is_overdue()
+        for slot in (silent, slow):
+            slot.disconnect()
 
 
 class Nobody:
@@ -59,6 +90,22 @@ class Nobody:
     def add_slot(self, slot: Any, owner: Any) -> None: ...
     def remove_slot(self, slot: Any) -> None: ...
     def unsettle(self) -> None: ...
+
+
+def test_nobody_waits_for_the_rest_of_a_message_that_is_not_wanted_any_more() -> None:
+    with PrivateRedis() as server, server.client() as client:
+        consumer = Consumer(lambda: redis.Redis(port=server.port))
+        consumer.join("q")
+        it: Any = Nobody(consumer)
+        waits = Waits(it, Lists(it, list, lambda name, exc: False), it)
+        waits.arm("q", "q")
+        wait_until(lambda: client.info("clients")["blocked_clients"] == 1, "it waits")
+        with half_sent(server, client, "q"):
+            (slot,) = waits.all
+            wait_until(lambda: waits.receive(slot) is None and not slot.can_end, "it has begun")
+            waits.end(waits.all, 30)
+        assert "cmdstat_client|unblock" not in client.info("commandstats")
+        consumer.close()
 
 
 def test_a_wait_that_has_not_begun_on_the_server_is_ended_when_it_has(monkeypatch: pytest.MonkeyPatch) -> None:

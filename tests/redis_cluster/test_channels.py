@@ -7,7 +7,8 @@ import pytest
 
 import celery_delayq
 from celery_delayq.queue.keys import QueueKeys
-from tests.fetching.reading import Reader, waiting
+from tests.fetching.reading import Reader, queue, waiting
+from tests.integration.long_tasks import in_flight
 from tests.redis_cluster.servers import Cluster
 from tests.redis_cluster.test_half_moved import beside
 from tests.support import wait_until
@@ -40,3 +41,28 @@ def test_a_consumer_that_one_channel_has_lost_is_used_by_no_other_one(
         wait_until(lambda: former not in in_use(), "the former consumer ends")
         assert len(in_use()) == 1
         assert other.bodies == [0, 1, 2, 3]
+
+
+def test_nor_does_basic_get_use_it(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    celery_delayq.register()
+    client, keys, beside_q = cluster.owner("q").client, QueueKeys.of("q"), beside(cluster, "q")
+    with kombu.Connection(cluster.url(3)) as connection:
+        got = queue("q")(connection.channel())
+        got.declare()
+        producer = connection.Producer()
+        producer.publish(0, routing_key="q")
+        got.get().ack()
+        one = Reader(connection.channel(), beside_q)
+        wait_until(lambda: one.wait(0.1) is not None and waiting(client), "one waits")
+        (former,) = client.zrange(keys.consumers, 0, -1)
+        for found in client.client_list():
+            if "b" in found["flags"]:
+                client.client_kill_filter(_id=found["id"])
+        wait_until(lambda: one.wait(0.1) is not None and "is lost" in caplog.text, "it has noticed")
+        producer.publish(1, routing_key="q")
+        with pytest.raises(connection.connection_errors):
+            got.get()
+        message = got.get()
+        assert (message.payload, former in client.zrange(keys.consumers, 0, -1)) == (1, False)
+        message.ack()
+        wait_until(lambda: one.wait(0.1) is not None and not in_flight(client), "it is acknowledged")
