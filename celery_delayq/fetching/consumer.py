@@ -135,16 +135,14 @@ class Consumer(HoldingConsumer):
         return self.leases.renew(client or self.client)
 
     def check(self) -> None:
-        """Make sure that the leases are valid, see `Leases.check`, and that no messages of it were deleted in Redis."""
-        self._check_deleted()
-        self.leases.check(self.client)
-
-    def check_open(self) -> None:
-        """Make sure that it was not retired.
+        """Make sure that it may be used: its leases are valid, see `Leases.check`, and no message of it was deleted.
 
         Raises:
-            redis.ConnectionError: it was.
+            LeaseLost: they are not, or some were.
+            redis.ConnectionError: it is closed; on a cluster, another channel may have lost the node.
         """
+        self._check_deleted()
+        self.leases.check(self.client)
         if self.is_closed:
             raise exceptions.ConnectionError("the connection was given up")
 

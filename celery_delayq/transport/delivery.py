@@ -94,7 +94,6 @@ class Delivery:
         """Deliver the first message; returns False if it cannot be delivered, or not now."""
         consumer = fetcher.consumer
         assert consumer is not None
-        consumer.check_open()
         consumer.check()
         fetched = self._messages.popleft()
         _, queue, name, raw = fetched

@@ -336,7 +336,6 @@ class Fetcher:
     def get(self, queue: str) -> Any:
         """Return one message of a queue as a kombu message, even if others consume the queue; None if it is empty."""
         consumer = self._begin().consumer
-        consumer.check_open()
         consumer.check()
         if not self._channel.connection.cycle.is_consuming:
             consumer.recover_lost()

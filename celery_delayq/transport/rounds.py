@@ -77,12 +77,10 @@ class Rounds:
 
         Raises:
             LeaseLost: others have given the consumer up.
-            redis.ConnectionError: the connection is lost, or another channel has lost that node of a cluster.
+            redis.ConnectionError: the connection is lost.
         """
         if self._failure:
             raise exceptions.ConnectionError(self._failure)
-        if consumer is not None:
-            consumer.check_open()
         lost = "" if consumer is None else consumer.conversation.lost
         if lost:
             raise exceptions.ConnectionError(f"a reply that may have had messages was lost: {lost}")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import kombu
 import pytest
+import redis
 
 import celery_delayq
 from celery_delayq.queue.keys import QueueKeys
@@ -14,23 +15,28 @@ from tests.redis_cluster.test_half_moved import beside
 from tests.support import wait_until
 
 
+def lose_its_wait(reader: Reader, client: redis.Redis, caplog: pytest.LogCaptureFixture) -> None:
+    """Close the connection on which a reader waits for messages; return when it has noticed."""
+    wait_until(lambda: reader.wait(0.1) is not None and waiting(client), "it waits")
+    for found in client.client_list():
+        if "b" in found["flags"]:
+            client.client_kill_filter(_id=found["id"])
+    wait_until(lambda: reader.wait(0.1) is not None and "is lost" in caplog.text, "it has noticed")
+
+
 def test_a_consumer_that_one_channel_has_lost_is_used_by_no_other_one(
     cluster: Cluster, caplog: pytest.LogCaptureFixture
 ) -> None:
     celery_delayq.register()
-    client, keys, beside_q = cluster.owner("q").client, QueueKeys.of("q"), beside(cluster, "q")
+    client, keys = cluster.owner("q").client, QueueKeys.of("q")
     with kombu.Connection(cluster.url(3)) as connection:
         other = Reader(connection.channel(), "q", prefetch=1, ack=False)
         producer = connection.Producer()
         producer.publish(0, routing_key="q")
         assert other.drain(1) == [0]  # so it has no credit, and asks for nothing
-        one = Reader(connection.channel(), beside_q)
-        wait_until(lambda: one.wait(0.1) is not None and waiting(client), "one waits")
+        one = Reader(connection.channel(), beside(cluster, "q"))
         (former,) = client.zrange(keys.consumers, 0, -1)
-        for found in client.client_list():
-            if "b" in found["flags"]:
-                client.client_kill_filter(_id=found["id"])
-        wait_until(lambda: one.wait(0.1) is not None and "is lost" in caplog.text, "it has noticed")
+        lose_its_wait(one, client, caplog)
         other.messages[0].ack()
         for number in range(1, 4):
             producer.publish(number, routing_key="q")
@@ -45,20 +51,16 @@ def test_a_consumer_that_one_channel_has_lost_is_used_by_no_other_one(
 
 def test_nor_does_basic_get_use_it(cluster: Cluster, caplog: pytest.LogCaptureFixture) -> None:
     celery_delayq.register()
-    client, keys, beside_q = cluster.owner("q").client, QueueKeys.of("q"), beside(cluster, "q")
+    client, keys = cluster.owner("q").client, QueueKeys.of("q")
     with kombu.Connection(cluster.url(3)) as connection:
         got = queue("q")(connection.channel())
         got.declare()
         producer = connection.Producer()
         producer.publish(0, routing_key="q")
         got.get().ack()
-        one = Reader(connection.channel(), beside_q)
-        wait_until(lambda: one.wait(0.1) is not None and waiting(client), "one waits")
+        one = Reader(connection.channel(), beside(cluster, "q"))
         (former,) = client.zrange(keys.consumers, 0, -1)
-        for found in client.client_list():
-            if "b" in found["flags"]:
-                client.client_kill_filter(_id=found["id"])
-        wait_until(lambda: one.wait(0.1) is not None and "is lost" in caplog.text, "it has noticed")
+        lose_its_wait(one, client, caplog)
         producer.publish(1, routing_key="q")
         with pytest.raises(connection.connection_errors):
             got.get()

@@ -22,9 +22,7 @@ def test_a_connection_that_waited_and_is_lost_when_it_has_to_end_is_no_fault_of_
         taken.extend(messages)
         raise exceptions.ConnectionError("that of another list was reset")
 
-    consumer: Any = SimpleNamespace(
-        names={"q"}, lists={"q"}, ask=lambda name, limit, on_found: answer.append(on_found), check_open=bool
-    )
+    consumer: Any = SimpleNamespace(names={"q"}, lists={"q"}, ask=lambda name, limit, on_found: answer.append(on_found))
     rounds = Rounds(
         cycle=SimpleNamespace(wake=lambda: woken.append(True)),  # type: ignore[arg-type]
         lists=SimpleNamespace(  # type: ignore[arg-type]
